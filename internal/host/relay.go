@@ -75,7 +75,7 @@ type local struct {
 	// What a new leader is told.
 	hello, note, ready, saved, delivered, done, failed, leave control.Message
 	steps                                                     []control.Step
-	halted                                                    bool // its process is stopped by a signal
+	halted                                                    time.Time // since when its process is stopped by a signal, as was told; zero: it is not
 	closed                                                    bool
 	err                                                       error // why
 	exit                                                      *control.Exited
@@ -296,15 +296,8 @@ func (r *relay) listen(ctx context.Context, l *local, w spawn.Worker) {
 }
 
 func (r *relay) awaitExit(ctx context.Context, l *local, w spawn.Worker) {
-	for running := true; running; {
-		select {
-		case stopped := <-w.Halted():
-			r.halted(l, stopped)
-		case <-w.Exited():
-			running = false
-		case <-ctx.Done():
-			return
-		}
+	if !spawn.AwaitExit(ctx, w, r.c.times(), func(since time.Time) { r.halted(l, since) }) {
+		return
 	}
 	defer spawn.AwaitReaped(w) // and without the lock
 	s := w.Status()
@@ -313,17 +306,21 @@ func (r *relay) awaitExit(ctx context.Context, l *local, w spawn.Worker) {
 	r.exited(l.newest(), control.Exited{Code: s.Code, Text: s.Text, Panicked: s.Panicked, Fault: s.Fault, Progress: s.Progress, Last: w.LastOutput()})
 }
 
-// halted takes in that the process of a worker was stopped by a signal, or continued.
-func (r *relay) halted(l *local, stopped bool) {
+// halted takes in since when the process of a worker is stopped by a signal, zero when it was continued.
+func (r *relay) halted(l *local, since time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l = l.newest()
-	l.halted = stopped
+	l.halted = since
 	r.tell(haltedOf(l))
 }
 
 func haltedOf(l *local) control.Halted {
-	return control.Halted{Worker: int(l.who.Worker), Incarnation: l.who.Incarnation, Stopped: l.halted}
+	m := control.Halted{Worker: int(l.who.Worker), Incarnation: l.who.Incarnation, Stopped: !l.halted.IsZero()}
+	if m.Stopped {
+		m.For = int64(time.Since(l.halted))
+	}
+	return m
 }
 
 // said takes in a message of a worker, and returns the session of which it and those after it are.
@@ -438,7 +435,7 @@ func (r *relay) account(q outbox, since control.Lead) {
 		say(l.done)
 		say(l.leave)
 		say(l.failed)
-		if l.halted && l.next == nil {
+		if !l.halted.IsZero() && l.next == nil {
 			q.put(haltedOf(l))
 		}
 		if l.closed {

@@ -333,7 +333,7 @@ func (r *roster) said(e hostSaid) []session.Event {
 		}
 	case control.Halted:
 		if !w.exited {
-			return []session.Event{session.WorkerHalted{Worker: place, Stopped: m.Stopped}}
+			return []session.Event{session.WorkerHalted{Worker: place, Stopped: m.Stopped, For: time.Duration(max(0, m.For))}}
 		}
 	case control.Exited:
 		if !w.exited {

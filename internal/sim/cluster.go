@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
@@ -210,16 +211,21 @@ func (c *Cluster) Freeze(id id.WorkerID, d time.Duration) { c.freeze(c.find(id),
 // Halt stops a worker for a while by a signal, of which its host tells.
 func (c *Cluster) Halt(id id.WorkerID, d time.Duration) {
 	if w := c.find(id); w != nil && w.alive && !w.frozen {
-		tell := func(stopped bool) {
+		tell := func(stopped bool, since time.Duration) {
 			newest := w
 			for newest.next != nil {
 				newest = newest.next
 			}
-			newest.tell(func(place int) session.Event { return session.WorkerHalted{Worker: place, Stopped: stopped} })
+			newest.tell(func(place int) session.Event {
+				return session.WorkerHalted{Worker: place, Stopped: stopped, For: since}
+			})
 		}
 		c.freeze(w, d)
-		tell(true)
-		c.after(d, func() { tell(false) })
+		tell(true, 0)
+		if d > timing.Halt {
+			c.after(timing.Halt, func() { tell(true, timing.Halt) })
+		}
+		c.after(d, func() { tell(false, 0) })
 	}
 }
 

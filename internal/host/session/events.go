@@ -37,10 +37,12 @@ type (
 		Worker int
 		Status Status
 	}
-	// WorkerHalted says that a signal such as SIGSTOP has stopped a process, or that it was continued.
+	// WorkerHalted says that a signal such as SIGSTOP has stopped a process, which comes again when it is still stopped after
+	// [timing.Halt], or that it was continued.
 	WorkerHalted struct {
 		Worker  int
 		Stopped bool
+		For     time.Duration // since it was stopped
 	}
 	// WorkerStarted answers [StartWorker]. With an error, the worker has no place.
 	WorkerStarted struct {

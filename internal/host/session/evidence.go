@@ -52,6 +52,7 @@ type lateness struct {
 	slack time.Duration // by which a controller's timer for evidence is longer than on an idle machine
 	// stopped says that none of several workers has been heard for a while, so that none is to blame; noted, that it was noted.
 	stopped, noted bool
+	woke           time.Time // when this process was found to have been stopped itself
 }
 
 // watched reports whether heartbeats of a worker are expected.
@@ -68,6 +69,7 @@ func (s *Session) watch(e WatchTick) {
 	d, lateness := s.detector(), s.now.Sub(e.Due)
 	s.noteMissing()
 	if d.Stopped(lateness) {
+		s.late.woke = s.now
 		s.dropSuspicions()
 	}
 	var peers []*timing.History
@@ -109,26 +111,30 @@ func (s *Session) watch(e WatchTick) {
 	}
 }
 
-// A process that a signal has stopped (SIGSTOP, SIGTSTP ...) sends nothing, and its system says so at once. The run does not wait until
-// its heartbeats have been missed for long: after a short time the worker is fenced, and joins again when it is continued. Missed
+// A process that a signal has stopped (SIGSTOP, SIGTSTP ...) sends nothing, and its host says so after a short time. The run does not wait
+// until its heartbeats have been missed for long: the worker is fenced, and joins again when it is continued. Missed
 // heartbeats decide where no other worker could continue the run, and where its process would have to be killed.
 
 // halt is what a session knows of a process that is stopped.
 type halt struct {
 	stopped time.Time // since when; zero: it runs
-	leave   time.Time // when the run continues without it; zero: not for that
+	leave   time.Time // when the run continues without it; zero: missed heartbeats decide
 }
 
-// haltedBy takes in that a signal has stopped the process of a worker, or that it was continued.
-func (s *Session) haltedBy(w *worker, stopped bool) {
-	if !stopped {
+// halted takes in that a signal has stopped the process of a worker, or that it was continued.
+func (s *Session) halted(w *worker, e WorkerHalted) {
+	if !e.Stopped {
 		if w.halt = (halt{}); s.helpless(w) { // up to now none could continue the run, and others may be continued later than this one
 			s.allowHalts()
 		}
 		return
 	}
 	if w.stopped.IsZero() {
-		w.halt = halt{stopped: s.now, leave: s.now.Add(timing.Halt)}
+		w.stopped = s.now.Add(-e.For)
+	}
+	if e.For >= timing.Halt && w.leave.IsZero() {
+		w.leave = s.now
+		s.leaveHalted()
 	}
 }
 
@@ -141,7 +147,7 @@ func (s *Session) allowHalts() {
 	}
 }
 
-// leaveHalted has the run continue without workers whose processes have been stopped for long enough.
+// leaveHalted has the run continue without workers whose processes are stopped.
 func (s *Session) leaveHalted() {
 	for _, w := range s.workers {
 		if w.leave.IsZero() || s.now.Before(w.leave) {
@@ -151,7 +157,7 @@ func (s *Session) leaveHalted() {
 		w.leave = time.Time{}
 		switch {
 		case s.cfg.Detect == 0 || !w.watched():
-		case s.detector().Stopped(late): // this process was stopped, too
+		case s.detector().Stopped(late) || s.now.Sub(s.late.woke) < s.cfg.Detect: // this process was stopped, too
 			s.allowHalts()
 			return
 		case s.helpless(w) || !s.fences(w): // missed heartbeats decide

@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // FuzzSession lets a script drive a session together with all that is around it: workers that obey, a log, files, faults, messages that
@@ -431,7 +432,7 @@ func (w *world) beats(frozen bool, place int) {
 	for i, a := range w.actors {
 		if halted := frozen && i == place && a.who.ID%2 == 0; a.alive && halted != a.halted { // else its host does not tell
 			a.halted = halted
-			w.do(WorkerHalted{i, halted})
+			w.do(WorkerHalted{i, halted, time.Duration(w.now.UnixMilli()%2) * timing.Halt})
 		}
 		if a.alive && len(a.said) == 0 && (!frozen || i != place) {
 			w.do(Received{i, control.Beat{}})

@@ -9,13 +9,13 @@ import (
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
-// The run continues without a worker whose process a signal has stopped for long enough, as far as others can continue it and the
-// process need not be killed.
+// The run continues without a worker whose process a signal has stopped, as far as others can continue it and the process need not be
+// killed.
 func TestHalted(t *testing.T) {
 	const detect = 4 * time.Second
 	type moment struct {
 		ms      int // after the first one
-		worker  int
+		worker  int // -1: this process
 		stopped bool
 	}
 	look := func(ms int) moment { return moment{ms, -1, false} }
@@ -26,18 +26,17 @@ func TestHalted(t *testing.T) {
 		moments []moment
 		fenced  []int
 	}{
-		{"one", 3, nil, []moment{{0, 1, true}, look(30)}, []int{1}},
+		{"one", 3, nil, []moment{{0, 1, true}, {30, 1, true}}, []int{1}},
 		{"continued in time", 3, nil, []moment{{0, 1, true}, {29, 1, false}, look(100)}, nil},
-		{"stopped twice", 3, nil, []moment{{0, 1, true}, {29, 1, false}, {40, 1, true}, look(60)}, nil},
-		{"two", 3, nil, []moment{{0, 1, true}, {10, 2, true}, look(30), look(40)}, []int{1, 2}},
-		{"all", 3, nil, []moment{{0, 0, true}, {1, 1, true}, {2, 2, true}, look(30), look(100)}, nil},
-		{"all, and one is continued", 3, nil, []moment{{0, 0, true}, {1, 1, true}, {2, 2, true}, look(32), {1000, 1, false}, look(1031), look(1999)}, nil},
-		{"all, and one alone is continued", 3, nil, []moment{{0, 0, true}, {1, 1, true}, {2, 2, true}, look(32), {1000, 1, false}, look(5000)}, []int{0, 2}},
-		{"the only worker", 1, nil, []moment{{0, 0, true}, look(30), look(1000)}, nil},
-		{"seen late", 3, nil, []moment{{0, 1, true}, look(1500), look(2000)}, nil},
-		{"seen late, and it stays", 3, nil, []moment{{0, 1, true}, look(1500), look(5500)}, []int{1}},
-		{"without failure detection", 3, func(c *Config) { c.Detect = 0 }, []moment{{0, 1, true}, look(30)}, nil},
-		{"where no process can join", 3, func(c *Config) { c.CanStart = false }, []moment{{0, 1, true}, look(30)}, nil},
+		{"two", 3, nil, []moment{{0, 1, true}, {10, 2, true}, {30, 1, true}, {40, 2, true}}, []int{1, 2}},
+		{"all", 3, nil, []moment{{0, 0, true}, {1, 1, true}, {2, 2, true}, {30, 0, true}, {31, 1, true}, {32, 2, true}, look(100)}, nil},
+		{"all, and one is continued", 3, nil, []moment{{0, 0, true}, {1, 1, true}, {2, 2, true}, {30, 0, true}, {31, 1, true}, {32, 2, true}, {1000, 1, false}, look(1031), look(4999)}, nil},
+		{"all, and one alone is continued", 3, nil, []moment{{0, 0, true}, {1, 1, true}, {2, 2, true}, {30, 0, true}, {31, 1, true}, {32, 2, true}, {1000, 1, false}, look(5000)}, []int{0, 2}},
+		{"the only worker", 1, nil, []moment{{0, 0, true}, {30, 0, true}, look(1000)}, nil},
+		{"this process has just been continued", 3, nil, []moment{{-1, -1, true}, {0, 1, true}, {30, 1, true}, look(1000), {2000, 1, false}, look(5000)}, nil},
+		{"this process has just been continued, and the worker is not", 3, nil, []moment{{-1, -1, true}, {0, 1, true}, {30, 1, true}, look(1000), look(4100)}, []int{1}},
+		{"without failure detection", 3, func(c *Config) { c.Detect = 0 }, []moment{{0, 1, true}, {30, 1, true}}, nil},
+		{"where no process can join", 3, func(c *Config) { c.CanStart = false }, []moment{{0, 1, true}, {30, 1, true}}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			config := Config{Settings: Settings{Detect: detect}, CanStart: true}
@@ -52,7 +51,13 @@ func TestHalted(t *testing.T) {
 			for _, m := range c.moments {
 				r.now = began.Add(time.Duration(m.ms) * time.Millisecond)
 				if m.worker >= 0 {
-					r.effects = append(r.effects, r.s.Step(r.now, WorkerHalted{m.worker, m.stopped})...)
+					since := time.Duration(0)
+					if at := r.s.workers[m.worker].stopped; m.stopped && !at.IsZero() {
+						since = r.now.Sub(at)
+					}
+					r.effects = append(r.effects, r.s.Step(r.now, WorkerHalted{m.worker, m.stopped, since})...)
+				} else if m.stopped { // as a look shows that comes late
+					r.effects = append(r.effects, r.s.Step(r.now, WatchTick{Due: r.now.Add(-detect)})...)
 				} else if at := r.s.Alarm(); !at.IsZero() && !at.After(r.now) {
 					r.effects = append(r.effects, r.s.Step(r.now, AlarmDue{})...)
 				}
@@ -75,8 +80,7 @@ func TestHaltedInWords(t *testing.T) {
 	r := trainingOf(t, Config{Settings: Settings{Detect: time.Second}, CanStart: true}, 3)
 	r.s.workers[1].heard = timing.History{Heard: r.now}
 	stopped := r.now
-	r.s.Step(stopped, WorkerHalted{1, true})
-	r.s.Step(stopped.Add(timing.Halt), AlarmDue{})
+	r.s.Step(stopped.Add(timing.Halt), WorkerHalted{1, true, timing.Halt})
 	w := r.s.workers[1]
 	if got := stoppedBy(r.s.death(w)); got != "worker 1 is stopped by a signal" {
 		t.Errorf("cause: %q", got)

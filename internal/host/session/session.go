@@ -292,7 +292,7 @@ func (s *Session) take(e Event) {
 	case WorkerExited:
 		s.exited(s.workers[e.Worker], e.Status)
 	case WorkerHalted:
-		s.haltedBy(s.workers[e.Worker], e.Stopped)
+		s.halted(s.workers[e.Worker], e)
 	case WorkerStarted:
 		s.started(e)
 	case Fenced:

@@ -215,8 +215,16 @@ func (p *process) watchCanary(canary *os.File) {
 func (p *process) Conn() net.Conn          { return p.conn }
 func (p *process) Exited() <-chan struct{} { return p.exited }
 func (p *process) Halted() <-chan bool     { return p.halted }
-func (p *process) Status() session.Status  { return p.status }
-func (p *process) LastOutput() string      { return p.last }
+
+// Stopped implements [Worker].
+func (p *process) Stopped() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.dead && platform.Stopped(p.cmd.Process.Pid)
+}
+
+func (p *process) Status() session.Status { return p.status }
+func (p *process) LastOutput() string     { return p.last }
 
 // Program returns the file that runs, even if another file has its name by now.
 func (p *process) Program() string { return platform.Executable(p.cmd.Process.Pid) }

@@ -250,6 +250,9 @@ func TestHalted(t *testing.T) {
 			if stopped := <-p.Halted(); stopped != (signal == unix.SIGSTOP) {
 				t.Fatalf("after %v: stopped %v", signal, stopped)
 			}
+			if is := p.Stopped(); is != (signal == unix.SIGSTOP) {
+				t.Fatalf("after %v: it is stopped: %v", signal, is)
+			}
 		}
 	}
 	// It can be killed while it is stopped.

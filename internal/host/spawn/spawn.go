@@ -26,6 +26,8 @@ type Worker interface {
 	// Halted has true when a signal such as SIGSTOP has stopped the process, and false when it was continued; what is not taken is
 	// replaced. It is nil where the system does not tell.
 	Halted() <-chan bool
+	// Stopped reports whether the process is stopped now.
+	Stopped() bool
 
 	// Program returns the path of the file that the worker runs, "" for a function of this process.
 	Program() string
@@ -68,6 +70,7 @@ type inProcess struct {
 func (w *inProcess) Conn() net.Conn          { return w.conn }
 func (w *inProcess) Exited() <-chan struct{} { return w.exited }
 func (w *inProcess) Halted() <-chan bool     { return nil }
+func (w *inProcess) Stopped() bool           { return false }
 func (w *inProcess) Status() session.Status  { return session.Status{Text: "returned"} }
 func (w *inProcess) Program() string         { return "" }
 func (w *inProcess) LastOutput() string      { return "" }

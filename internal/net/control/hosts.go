@@ -172,10 +172,12 @@ type Exited struct {
 	Last                string // lines that it printed
 }
 
-// Halted says that a signal such as SIGSTOP has stopped a worker's process, or that it was continued.
+// Halted says that a signal such as SIGSTOP has stopped a worker's process, which comes again when it is still stopped after
+// [timing.Halt], or that the process was continued.
 type Halted struct {
 	Worker, Incarnation int
 	Stopped             bool
+	For                 int64 // nanoseconds since it was stopped
 }
 
 // Begin asks the agent of a host to start a worker. What comes of it is told as of any
