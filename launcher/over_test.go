@@ -175,9 +175,10 @@ func TestAway(t *testing.T) {
 		text, _ := os.ReadFile(filepath.Join(root, host, "runs", "latest", "metrics.jsonl"))
 		return bytes.Count(text, []byte("\n"))
 	}
+	total := "150"
 	start := func(flags ...string) *machine {
 		args := append([]string{"run", "--plain", "--threads", "1", "--workers", "2", "--listen=127.0.0.1:0"}, flags...)
-		return startMachine(t, "", append(args, mlp, "--steps", "150", "--micro-batch", "4", "--eval-every", "0")...)
+		return startMachine(t, "", append(args, mlp, "--steps", total, "--micro-batch", "4", "--eval-every", "0")...)
 	}
 	alone := func(m *machine) {
 		t.Helper()
@@ -216,8 +217,9 @@ func TestAway(t *testing.T) {
 		t.Errorf("a ticket in the arguments of ssh, or %v:\n%s", err, asked)
 	}
 
+	total = "100000" // it does not end before it is stopped
 	m = start("--hosts", "a,c")
-	await(t, "a step", func() bool { return strings.Contains(m.out.String(), "/150  loss ") })
+	await(t, "a step", func() bool { return strings.Contains(m.out.String(), "/100000  loss ") })
 	if err := m.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
@@ -226,6 +228,7 @@ func TestAway(t *testing.T) {
 	}
 	alone(m)
 
+	total = "150"
 	if err := os.WriteFile(filepath.Join(root, "c", "denied"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
