@@ -161,7 +161,7 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 		if err == nil {
 			say("waiting until all machines are there")
 			var reply []byte
-			reply, err = ask(asking, t, call{Name: name, Workers: f.workers, Agree: self.Agree, Link: self.Link})
+			reply, err = ask(asking, t, call{Name: name, Workers: f.workers, Agree: self.Agree, Link: self.Link, Ports: f.ports})
 			if err == nil {
 				err = json.Unmarshal(reply, &x.a)
 			}

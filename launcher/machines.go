@@ -22,6 +22,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/admit"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/away"
@@ -45,6 +46,8 @@ type call struct {
 	Workers  int    `json:"workers"` // 0: as many as on the first one
 	Agree    string `json:"agree"`   // HOST:PORT; without a host, that of the connection
 	Link     string `json:"link"`
+
+	Ports ports.Range `json:"ports"` // of the machine
 
 	Fetch   *ship.Part `json:"fetch,omitempty"`
 	Records *records   `json:"records,omitempty"`
@@ -109,6 +112,9 @@ func (g *gathering) handle(ctx context.Context, from net.Addr, request []byte) (
 	}
 	if c.Workers < 0 || c.Workers > session.MaxWorkers {
 		return nil, fmt.Errorf("--workers %d: give 1 to %d", c.Workers, session.MaxWorkers)
+	}
+	if err := roomFor(c.Ports, cmp.Or(c.Workers, g.first.first()), true); err != nil {
+		return nil, err
 	}
 	j, err := g.enter(c, from)
 	if err != nil {
@@ -364,7 +370,7 @@ func trainApart(ctx context.Context, f runFlags, p program, file string, args, a
 	for w := range f.workers {
 		own.Workers = append(own.Workers, w)
 	}
-	at, _, err := net.SplitHostPort(f.listen)
+	at, port, err := net.SplitHostPort(f.listen)
 	if err != nil {
 		return fail(fmt.Errorf("--listen %s: give HOST:PORT or :PORT", faults.Value(f.listen)))
 	}
@@ -374,6 +380,9 @@ func trainApart(ctx context.Context, f runFlags, p program, file string, args, a
 		return fail(fmt.Errorf("--listen %s: %w", f.listen, err))
 	}
 	if err := advertised(&own, f.advertise); err != nil {
+		return fail(err)
+	}
+	if err := roomFor(f.ports, f.workers, port == "0"); err != nil {
 		return fail(err)
 	}
 	a.Hosts = []host.Addr{own}
@@ -446,6 +455,20 @@ func trainHere(ctx context.Context, f runFlags, a assignment, file string, dir *
 	})
 }
 
+// roomFor returns an error if a range has fewer ports than a machine with so many workers takes: two for the links of its agent and the
+// agreement, one for the agent and each worker in the gossip ring, one for the links of each worker and, with door, one for machines
+// that join.
+func roomFor(in ports.Range, workers int, door bool) error {
+	need := 3 + 2*workers
+	if door {
+		need++
+	}
+	if have := in.To - in.From + 1; in != (ports.Range{}) && have < need {
+		return fmt.Errorf("--ports %v: %s; a machine with %s takes %d", in, count(have, "port"), count(workers, "worker"), need)
+	}
+	return nil
+}
+
 // advertised gives a host the address that its user chose, which it has to have.
 func advertised(h *host.Addr, chosen []string) error {
 	if len(chosen) == 0 {
@@ -458,6 +481,12 @@ func advertised(h *host.Addr, chosen []string) error {
 	if _, err := netip.ParseAddr(ip); err != nil {
 		return fmt.Errorf("--advertise %s: give the IP address at which other machines reach this one", faults.Value(chosen[0]))
 	}
+	// Its workers listen there, once the run counts on them.
+	l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
+	if err != nil {
+		return fmt.Errorf("--advertise %s: this machine cannot listen there (%w): give an address of its own", faults.Value(chosen[0]), errors.Unwrap(err))
+	}
+	_ = l.Close()
 	for _, addr := range []*string{&h.Agree, &h.Link} {
 		_, port, err := net.SplitHostPort(*addr)
 		if err != nil {
