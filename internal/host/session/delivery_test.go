@@ -191,6 +191,19 @@ func TestUnreadableSample(t *testing.T) {
 	}
 }
 
+// A run that is to stop does not wait for what becomes of samples that cannot be read: where the data are gone, one follows the other.
+func TestStopUnread(t *testing.T) {
+	unread := Received{0, control.Unread{Sample: 7, Index: 7, Step: 2, Text: "sample 7: EOF"}}
+	for _, events := range [][]Event{{unread, StopAsked{Terminated}}, {StopAsked{Terminated}, unread}} {
+		r := trainingOf(t, Config{Settings: Settings{SkipBad: true}}, 2)
+		r.feed(events...)
+		want := "terminated at step 1 of 3 without a checkpoint, since step 2 needs a sample that cannot be read: sample 7: EOF; there is no checkpoint"
+		if err := r.s.end.err; err == nil || err.Error() != want {
+			t.Errorf("%v: error %v, want %q", events, err, want)
+		}
+	}
+}
+
 // A run that is resumed skips no sample in steps that were committed before, unless it is another one from there on.
 func TestCommittedSamplesOfResumedRun(t *testing.T) {
 	for _, x := range []struct {

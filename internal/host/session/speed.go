@@ -258,6 +258,11 @@ func (s *Session) weighSamples() {
 	if s.phase != training || !s.skips.Open() {
 		return
 	}
+	if q := s.skips.First(); s.end.stop != "" { // where the data are gone, one question follows the other, and the next commit may be far
+		why := fmt.Sprintf("step %d needs a sample that cannot be read: %s", q.Step, q.Why)
+		s.judge(&StoppedError{Reason: s.end.stop, Step: s.records.last.Step, Steps: s.job.Steps, AtOnce: true, Blocked: why, Saved: s.checkpoints.newest})
+		return
+	}
 	send, skip := s.skips.Weigh(s.readers(), s.records.most)
 	s.judgeSamples(send)
 	for _, q := range skip {

@@ -173,3 +173,8 @@ func (r *Register) Verdicts(to plan.Worker) (send []Send) {
 
 // Open reports whether there is a question.
 func (r *Register) Open() bool { return len(r.open) > 0 }
+
+// First returns the first open question; there has to be one.
+func (r *Register) First() Question {
+	return *r.open[slices.MinFunc(slices.Collect(maps.Keys(r.open)), Spot.compare)]
+}
