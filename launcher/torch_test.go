@@ -326,6 +326,7 @@ func TestTorchBadPrograms(t *testing.T) {
 		{"--bad job", 2, "NameError: name 'undefined_name' is not defined (" + program + ":"},
 		{"--bad raise", 1, `panic in step 2, in Forward of layer "1.Block": ValueError: boom (` + program + ":"},
 		{"--bad status", 5, "it called sys.exit(5) (" + program + ":"},
+		{"--bad sample-exit", 2, "it called sys.exit(0) (" + program + ":"},
 		{"--bad nan", 1, `step 2: the loss is not finite (from layer "1.Block" on)`},
 		{"--bad leak", 1, "you tried to allocate 1073741824 bytes. Error code 12 (Cannot allocate memory) (" + program + ":"},
 		{"--bad exit", 1, `in Forward of layer "1.Block": it called sys.exit(3) (` + program + ":"},

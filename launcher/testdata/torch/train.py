@@ -94,6 +94,11 @@ class Head(nn.Module):
         return (out, 1) if self.bad == "tuple" else out
 
 
+class Exits:
+    def __add__(self, _):
+        sys.exit(0)
+
+
 class Data(torch.utils.data.Dataset):
     """Sequences, and a random shift that must be the same on every worker."""
 
@@ -135,6 +140,8 @@ def job(args):
         print("the end of", os.path.basename(run))
 
     data = Data(sum(int(open(path).read()) for path in soliton.local_files(options.data).values()) if options.data else 0)
+    if options.bad == "sample-exit":
+        data.first = Exits()
     embed, head = Embed(), Head(options.bad)
     head.out.weight = embed.token.weight
     nn.init.normal_(head.out.weight, std=0.1)

@@ -123,12 +123,11 @@ def look(conn, patterns):
 
 
 def make(setup, code, conn):
-    """Runs the program and returns its job, checked."""
+    """Runs the program and returns its job."""
     import soliton
 
     script = os.path.abspath(setup["script"])
-    folder = os.path.dirname(script)
-    sys.path[0] = folder
+    sys.path[0] = os.path.dirname(script)
     sys.argv = [setup["script"], *setup["args"]]
     makers = []
     soliton._take = makers.append
@@ -144,7 +143,7 @@ def make(setup, code, conn):
         raise _describe.Refused(f"{setup['script']} calls soliton.main {len(makers)} times; it must call it once, with the function that makes the job")
     job = makers[0](setup["args"])
     soliton._look = None
-    return _describe.Program(job, folder, setup["rates"], setup["init_from"], setup["first"])
+    return job
 
 
 class Computer:
@@ -340,12 +339,16 @@ def main():
     from soliton import _describe
 
     sys.stdout, sys.stderr = heard = Heard(sys.stdout), Heard(sys.stderr)
+    folder = os.path.dirname(os.path.abspath(setup["script"]))
+    made = False
     try:
-        program = make(setup, code, conn)
+        job = make(setup, code, conn)
+        made = True
+        program = _describe.Program(job, folder, setup["rates"], setup["init_from"], setup["first"])
         described = json.dumps(program.describe()).encode()
     except BaseException as error:
-        said = _describe.explain(error, os.path.dirname(os.path.abspath(setup["script"])))
-        if isinstance(error, SystemExit):
+        said = _describe.explain(error, folder)
+        if isinstance(error, SystemExit) and not made:  # later it is a fault of a layer or of the data, as other exceptions are
             said["exit"] = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
             words = heard[said["exit"] != 0].text.strip()
             if said["exit"] == 0:
