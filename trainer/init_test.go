@@ -1,7 +1,9 @@
 package trainer_test
 
 import (
+	"encoding/binary"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -88,6 +90,16 @@ func TestInitOptimizerFaults(t *testing.T) {
 	job, dir := beginsWith(t)
 	unnumbered := filepath.Join(t.TempDir(), "unnumbered.safetensors")
 	writeMoments(t, dir, unnumbered, nil, "exp_avg", "exp_avg_sq")
+	negative := filepath.Join(t.TempDir(), "negative.safetensors")
+	writeMoments(t, dir, negative, map[string]string{"step": "2"}, "exp_avg", "exp_avg_sq")
+	content, err := os.ReadFile(negative)
+	if err == nil {
+		binary.LittleEndian.PutUint32(content[len(content)-4:], math.Float32bits(-0.5))
+		err = os.WriteFile(negative, content, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	wide := filepath.Join(t.TempDir(), "run")
 	wider := job
 	wider.Model = nn.Classifier(nn.ClassifierConfig{Inputs: 2, Hidden: []int{9, 8}, Classes: 2})
@@ -102,6 +114,7 @@ func TestInitOptimizerFaults(t *testing.T) {
 		"give --init-from (Job.InitFrom) as well":                                                                                  func(j *trainer.Job) { j.InitFrom = "" },
 		`has the step "" in its metadata, not the number of updates in the state; write it again with launcher export --optimizer`: func(j *trainer.Job) { j.InitOptimizer = unnumbered },
 		`tensor "exp_avg/hidden.0.weight" is missing`:                                                                              func(j *trainer.Job) { j.InitOptimizer = filepath.Join(dir, "model.safetensors") },
+		`negative.safetensors: tensor "exp_avg_sq/output.bias" has -0.5 as element 1; a mean of squares is not negative`:           func(j *trainer.Job) { j.InitOptimizer = negative },
 		"none: no such file": func(j *trainer.Job) { j.InitOptimizer = filepath.Join(dir, "none") },
 	} {
 		j := job

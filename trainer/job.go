@@ -233,7 +233,7 @@ func prepare(j Job, calls *process.Calls) (*prepared, error) {
 		if j.InitFrom != "" {
 			f, err := p.run.Params.Open(j.InitFrom)
 			if err == nil {
-				if err = f.Finite(); err == nil {
+				if err = f.Finite(nil); err == nil {
 					p.run.InitSHA256, err = f.SHA256()
 				}
 				f.Close()

@@ -381,11 +381,15 @@ func (f *File) ReadAt(name string, at int, dst []float32) error {
 	return nil
 }
 
-// Finite returns an error that names the first element that is NaN or infinite; nil if all are finite.
-func (f *File) Finite() error {
+// Finite returns an error that names the first element that is NaN or infinite, or negative in a tensor of which positive says that it has
+// means of squares; nil if there is none. positive may be nil.
+func (f *File) Finite(positive func(tensor string) bool) error {
 	buf := make([]float32, 1<<14)
 	for _, t := range f.Tensors {
-		n := t.Len()
+		n, least := t.Len(), float32(math.Inf(-1))
+		if positive != nil && positive(t.Name) {
+			least = 0
+		}
 		for at := 0; at < n; at += len(buf) {
 			part := buf[:min(len(buf), n-at)]
 			if err := f.ReadAt(t.Name, at, part); err != nil {
@@ -394,6 +398,9 @@ func (f *File) Finite() error {
 			for i, x := range part {
 				if x-x != 0 {
 					return &Error{Path: f.path, Tensor: t.Name, Reason: fmt.Sprintf("has %v as element %d; parameters must be finite", x, at+i)}
+				}
+				if x < least {
+					return &Error{Path: f.path, Tensor: t.Name, Reason: fmt.Sprintf("has %v as element %d; a mean of squares is not negative", x, at+i)}
 				}
 			}
 		}
