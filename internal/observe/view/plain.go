@@ -103,8 +103,15 @@ func (s *state) lines(now time.Time, e Event) []string {
 	case End:
 		sum := e.Summary
 		lines := []string{s.verdict()}
-		if sum.Steps > 0 {
-			lines = append(lines, fmt.Sprintf("loss %.4f, %s tokens/s", sum.Loss, amount(sum.TokensPerSecond)))
+		var known []string // of a run that ends before it has done a step since a rollback or a resume, neither is
+		if sum.Steps > 0 && (sum.Loss != 0 || sum.StoppedBy == "") {
+			known = append(known, fmt.Sprintf("loss %.4f", sum.Loss))
+		}
+		if sum.TokensPerSecond > 0 {
+			known = append(known, amount(sum.TokensPerSecond)+" tokens/s")
+		}
+		if len(known) > 0 {
+			lines = append(lines, strings.Join(known, ", "))
 		}
 		if sum.ValLoss != nil {
 			lines = append(lines, fmt.Sprintf("val_loss %.4f", *sum.ValLoss))

@@ -229,6 +229,16 @@ func TestPlainWhenStopped(t *testing.T) {
 	golden(t, "plain-stopped.txt", b.String())
 }
 
+// A run that ends before a step has no loss and no speed to show.
+func TestPlainWithoutSteps(t *testing.T) {
+	s, now := shown(0)
+	e := End{rundir.Summary{Steps: 40, StoppedBy: "worker 0: no space left on device"}}
+	s.add(now, e)
+	if got := strings.Join(s.lines(now, e), "\n"); strings.Contains(got, "loss") || strings.Contains(got, "tokens/s") {
+		t.Error(got)
+	}
+}
+
 // A run of slow steps is heard of once a minute.
 func TestPlainWhenSlow(t *testing.T) {
 	var b bytes.Buffer
