@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 
@@ -39,6 +40,21 @@ func TestPlan(t *testing.T) {
 	for _, want := range []string{"--slow 5:1: the workers are 0 to 1\n", "--slow 1:7: it is WORKER:SPEED, with a speed above 0 and at most 1\n", "--lose x: the workers are 0 to 1\n"} {
 		if !strings.Contains(errs.String(), want) {
 			t.Errorf("no %q in\n%s", want, errs.String())
+		}
+	}
+}
+
+// A report that cannot be written is a failure.
+func TestLostReport(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	for _, args := range []string{"plan", "plan --json", "version", "ls ."} {
+		var errs strings.Builder
+		if code := execute(strings.Fields(args), full, &errs); code != 1 || errs.String() != "launcher: write /dev/full: no space left on device\n" {
+			t.Errorf("%s: exit %d: %s", args, code, &errs)
 		}
 	}
 }

@@ -47,8 +47,8 @@ step on. launcher status lists them then.`,
 			for i, id := range ids {
 				words[i] = strconv.Itoa(id)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "started: worker %s\n", strings.Join(words, ", "))
-			return nil
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "started: worker %s\n", strings.Join(words, ", "))
+			return err
 		},
 	}
 }

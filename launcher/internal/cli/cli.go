@@ -2,6 +2,7 @@
 package cli
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -68,10 +69,15 @@ func NeedRun(more ...string) cobra.PositionalArgs {
 	}
 }
 
-// Print prints a value: as indented JSON, or with text.
+// Print prints a value: as indented JSON, or with text, which need not look at errors of its writes.
 func Print(out io.Writer, v any, asJSON bool, text func(io.Writer) error) error {
 	if !asJSON {
-		return Fail(text(out))
+		var all bytes.Buffer
+		if err := text(&all); err != nil {
+			return Fail(err)
+		}
+		_, err := out.Write(all.Bytes())
+		return Fail(err)
 	}
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", "  ")

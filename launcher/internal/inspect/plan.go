@@ -234,5 +234,5 @@ func (r *WhatIf) print(out io.Writer) error {
 	for _, l := range r.prediction.Chart(72) {
 		fmt.Fprintln(out, l)
 	}
-	return nil // as for all reports, a reader that has gone misses it
+	return nil
 }

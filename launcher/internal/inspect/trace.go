@@ -47,7 +47,7 @@ With --perfetto, it also writes a file for https://ui.perfetto.dev: a track for 
 				}
 			}
 			report := trace.Summarize(spans)
-			return cli.Print(cmd.OutOrStdout(), report, asJSON, func(out io.Writer) error { return PrintTrace(out, report, widthOf(out)) })
+			return cli.Print(cmd.OutOrStdout(), report, asJSON, func(out io.Writer) error { return PrintTrace(out, report, widthOf(cmd.OutOrStdout())) })
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
