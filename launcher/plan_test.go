@@ -64,6 +64,7 @@ func TestPlanIsBounded(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--workers 2147483648: it must be from 1 to 4096\n":                                        {"--workers", "2147483648"},
 		"--workers 4096 --layers 4096 --micro-batches 4096: a step would add 4110417920 gradients": {"--workers", "4096", "--layers", "4096", "--micro-batches", "4096"},
+		"--stages 64 --layers 4096: give at most 4 stages for so many layers, or fewer layers":     {"--workers", "4096", "--layers", "4096", "--stages", "64"},
 		"--horizon 99999999999: it must be from 1 to 2147483647":                                   {"--horizon", "99999999999"},
 		"--bandwidth +Inf: it must be from 0 to 1e9\n":                                             {"--bandwidth", "Inf"},
 	} {

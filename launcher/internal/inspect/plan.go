@@ -12,6 +12,7 @@ import (
 
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/internal/faults"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -105,6 +106,7 @@ func inMS(d time.Duration) float64 { return math.Round(d.Seconds()*1e6) / 1e3 }
 const (
 	maxPlanned       = 4096
 	maxPlannedPasses = 1 << 20
+	maxPlannedCuts   = 1 << 26 // stages that a range of layers may be; each is weighed some twenty times
 	maxPlannedSums   = 1 << 24 // gradients of a micro-batch that go to a shard; each takes some 100 bytes
 )
 
@@ -157,6 +159,10 @@ func (c *cluster) ask() (*WhatIf, error) {
 		}
 	}
 	errs.If(c.Micros > 0 && c.Stages > maxPlannedPasses/c.Micros, "--stages %d --micro-batches %d: at most %d passes of a step can be simulated", c.Stages, c.Micros, maxPlannedPasses)
+	if c.Layers > 0 && c.Layers <= maxPlanned && c.Stages <= maxPlanned {
+		errs.If(c.Stages > maxPlannedCuts/(c.Layers*c.Layers), "--stages %d --layers %d: give at most %s for so many layers, or fewer layers: ways to cut them grow with their square",
+			c.Stages, c.Layers, plan.Count(maxPlannedCuts/(c.Layers*c.Layers), "stage"))
+	}
 	if err := errs.Err(); err != nil {
 		return nil, err
 	}
