@@ -99,8 +99,13 @@ func TestTargetFails(t *testing.T) {
 		}
 	}
 	dir := filepath.Join(cwd, "run")
-	if err := os.Mkdir(filepath.Join(cwd, "place"), 0o700); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Join(cwd, "place"), 0o700), os.WriteFile(filepath.Join(cwd, "file"), nil, 0o600)); err != nil {
 		t.Fatal(err)
+	}
+	for place, want := range map[string]string{"file/run": "not a directory\n", "/proc/run": "mkdir /proc/run: no such file or directory\n"} {
+		if status, _, errs := result(t, launchIn(cwd, "run", "--plain", "--run-dir", "run", "--checkpoints", place, mlp)); status != 1 || !strings.HasPrefix(errs, "launcher: --checkpoints ") || !strings.HasSuffix(errs, want) {
+			t.Errorf("%s: status %d, %q", place, status, errs)
+		}
 	}
 	cmd := launchIn(cwd, "run", "--plain", "--workers", "2", "--threads", "1", "--run-dir", "run", "--checkpoints", "place", "--chaos", "slow:0@1:0.2", mlp, "--steps", "60", "--checkpoint-every", "5")
 	var out strings.Builder

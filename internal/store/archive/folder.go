@@ -74,6 +74,18 @@ func (f Folder) write(name string, content func(io.Writer) error, give func(temp
 
 const tempSuffix = ".tmp"
 
+// Try returns an error if no object can be put into the folder, which it makes.
+func (f Folder) Try() error {
+	if err := os.MkdirAll(f.Path, 0o700); err != nil {
+		return err
+	}
+	temp, err := os.CreateTemp(f.Path, ".*"+tempSuffix)
+	if err != nil {
+		return err
+	}
+	return errors.Join(temp.Close(), os.Remove(temp.Name()))
+}
+
 // Get implements [Bucket].
 func (f Folder) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	at, err := f.path(name)

@@ -36,6 +36,11 @@ func Free(ctx context.Context, b archive.Bucket) error {
 	defer cancel()
 	switch _, err := archive.Newest(ctx, b); {
 	case errors.Is(err, archive.ErrNoRun):
+		if folder, ok := b.(archive.Folder); ok {
+			if err := folder.Try(); err != nil {
+				return fmt.Errorf("--checkpoints %s: %w", b, err)
+			}
+		}
 		return nil
 	case err != nil:
 		return fmt.Errorf("--checkpoints %w", err)
