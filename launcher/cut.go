@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -15,6 +18,45 @@ import (
 // cutPeriod is how often sockets that are new get to know of a cut. Those that dial need not wait
 // for it, since the other end does not answer.
 const cutPeriod = 20 * time.Millisecond
+
+// place is where a host is.
+type place struct {
+	addr netip.Addr               // of its agent and its workers
+	at   func(func() error) error // calls a function there: sockets that it opens and processes that it starts are the host's
+}
+
+// emulatedPlaces are all this machine. All of 127.0.0.0/8 is, and with an address for each host, a
+// packet says which one it comes from.
+func emulatedPlaces(hosts int) (places []place) {
+	for h := range hosts {
+		n := h + 1
+		addr := netip.AddrFrom4([4]byte{127, 1, byte(n >> 8), byte(n)})
+		if chaos.CanCut() != nil {
+			addr = netip.AddrFrom4([4]byte{127, 0, 0, 1}) // other systems may have this one only
+		}
+		places = append(places, place{addr, func(f func() error) error { return f() }})
+	}
+	return places
+}
+
+// reach returns an error if a host cannot be reached at its address: sockets can listen on an interface that is down, and the agents
+// would wait for each other for ever.
+func reach(ctx context.Context, places []place) error {
+	dialer := net.Dialer{Timeout: 5 * time.Second}
+	for _, p := range places {
+		l, err := net.Listen("tcp", netip.AddrPortFrom(p.addr, 0).String())
+		if err != nil {
+			return err
+		}
+		c, err := dialer.DialContext(ctx, "tcp", l.Addr().String())
+		_ = l.Close()
+		if err != nil {
+			return fmt.Errorf("%v cannot be reached (%w): set the loopback interface up", p.addr, errors.Unwrap(err))
+		}
+		_ = c.Close()
+	}
+	return nil
+}
 
 // mayCut reports whether --chaos may want hosts to be cut off. Their processes are to use plain TCP
 // then: the kernel filters no listeners of Multipath TCP.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -164,7 +163,11 @@ func emulate(ctx context.Context, f runFlags, p program, file string, args []str
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if host-0 fails, the run ends; with 3 any of them may fail"))
 	}
-	s := newSupervisor(f, own, emulatedPlaces(f.hosts), v, stdout)
+	places := emulatedPlaces(f.hosts)
+	if err := reach(ctx, places); err != nil {
+		return cli.Fail(fmt.Errorf("--emulate-hosts %d: %w", f.hosts, err))
+	}
+	s := newSupervisor(f, own, places, v, stdout)
 	if err := s.measure(ctx, page); err != nil {
 		return cli.Fail(err)
 	}
@@ -183,26 +186,6 @@ func newSupervisor(f runFlags, own string, places []place, v view.View, stdout i
 		return faults
 	}}
 	return s
-}
-
-// place is where a host is.
-type place struct {
-	addr netip.Addr               // of its agent and its workers
-	at   func(func() error) error // calls a function there: sockets that it opens and processes that it starts are the host's
-}
-
-// emulatedPlaces are all this machine. All of 127.0.0.0/8 is, and with an address for each host, a
-// packet says which one it comes from.
-func emulatedPlaces(hosts int) (places []place) {
-	for h := range hosts {
-		n := h + 1
-		addr := netip.AddrFrom4([4]byte{127, 1, byte(n >> 8), byte(n)})
-		if chaos.CanCut() != nil {
-			addr = netip.AddrFrom4([4]byte{127, 0, 0, 1}) // other systems may have this one only
-		}
-		places = append(places, place{addr, func(f func() error) error { return f() }})
-	}
-	return places
 }
 
 // train starts the agents, and returns how the run has ended.

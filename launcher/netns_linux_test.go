@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -150,5 +151,17 @@ func TestNetworkNamespaces(t *testing.T) {
 		if left := m.Processes(); left != nil {
 			t.Errorf("left behind at %s: %v", m.Name, left)
 		}
+	}
+}
+
+// Where the loopback interface is down, a run with hosts ends at once.
+func TestHostsWithoutLoopback(t *testing.T) {
+	built(t)
+	require.Tool(t, "netns", os.Geteuid() == 0, "a network namespace takes root")
+	cmd := launch(t, "run", "--plain", "--emulate-hosts", "3", "--workers", "3", "--run-dir", "run", fake)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	const want = "launcher: --emulate-hosts 3: 127.1.0.1 cannot be reached (connect: network is unreachable): set the loopback interface up\n"
+	if status, _, errs := result(t, cmd); status != 1 || errs != want {
+		t.Errorf("status %d, %q, want %q", status, errs, want)
 	}
 }
