@@ -59,7 +59,10 @@ Whoever has a ticket can take part for an hour: treat it as a password.`,
   ssh b launcher join --detach - < DIR/ticket        returns when training begins
   srun -N2 launcher join                             in a Slurm job, with the run of another one`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if _, step := slurm.InStep(os.Getenv); len(args) != 1 && (len(args) > 0 || !step) {
+			if len(args) > 1 {
+				return fmt.Errorf("%d arguments: give one TICKET, or - to read it from standard input", len(args))
+			}
+			if _, step := slurm.InStep(os.Getenv); len(args) == 0 && !step {
 				return errors.New("TICKET is missing: give what launcher run --listen printed, or - to read it from standard input")
 			}
 			return nil

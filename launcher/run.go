@@ -209,6 +209,12 @@ for launcher resume; the second ends it at once.`,
 			return run(cmd.Context(), f, p, args[1:], cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if err = cli.FlagError(cmd, err); errors.As(err, new(*pflag.NotExistError)) {
+			err = fmt.Errorf("%w; flags of the program stand behind PROGRAM", err)
+		}
+		return err
+	})
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows PROGRAM is the program's
 	flags.SortFlags = false

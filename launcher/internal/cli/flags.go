@@ -33,6 +33,12 @@ var kinds = map[string]string{
 
 // FlagError makes one clear line of an error of a command's flags.
 func FlagError(_ *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		if letters := unknown.GetSpecifiedShortnames(); letters != "" && isValue("-"+letters) {
+			return fmt.Errorf("-%s: there is no such flag, and no number below 0 is wanted", letters)
+		}
+	}
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {
 		return err

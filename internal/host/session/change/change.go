@@ -74,8 +74,8 @@ func Names() (names []string) {
 // Check reports a name that --allow cannot have.
 func Check(allow []string) error {
 	var errs faults.List
-	for _, name := range allow {
-		errs.If(!slices.Contains(Names(), name), "--allow %s: give some of %s", name, strings.Join(Names(), ","))
+	for i, name := range allow {
+		errs.If(!slices.Contains(Names(), name) && !slices.Contains(allow[:i], name), "--allow %s: give some of %s", faults.Value(name), strings.Join(Names(), ","))
 	}
 	return errs.Err()
 }
