@@ -102,7 +102,7 @@ var rows = []row{
 		{"MinGossip", 1, true, "probes of 16 members are not closer than 10 ms"},
 	}},
 	{"MinGossip", "the shortest Ring of 16 members", "fixed", fixed(MinGossip(16)), nil},
-	{"RingForm", "the gossip ring forms", "10 Detect, as much longer as Ring becomes", func(p Policy) time.Duration { return p.RingForm }, []than{
+	{"RingForm", "the gossip ring forms", "10 Detect, at least 5 Ring", func(p Policy) time.Duration { return p.RingForm }, []than{
 		{"Ring", 2, true, "a member that fails meanwhile is known"},
 	}},
 	{"Log", "timeout of the replicated log", "3 Detect, at least 3 s", func(p Policy) time.Duration { return p.Log }, nil},

@@ -249,8 +249,7 @@ func (s *Session) dropSuspicions() {
 // awaitRing sets when members that are missing are noted.
 func (s *Session) awaitRing() {
 	if len(s.cfg.Ring.Seeds) > 0 {
-		times := timing.Of(s.cfg.Detect)
-		s.ring.due = s.now.Add(times.RingForm * max(1, s.cfg.Ring.Detect/times.Ring))
+		s.ring.due = s.now.Add(max(timing.Of(s.cfg.Detect).RingForm, 5*s.cfg.Ring.Detect))
 	}
 }
 
