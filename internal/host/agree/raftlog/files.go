@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -28,6 +29,10 @@ type files struct {
 }
 
 const logFile = "log.db"
+
+// logRoom is what the disk keeps free for log.db, so that on a full disk there are votes, and a leader that says what it waits for. The log
+// of a run with some hundred plans takes less.
+const logRoom = 512 << 10
 
 // Keys of what the file holds beside the entries. Raft writes the last two.
 var (
@@ -176,6 +181,16 @@ func Read(dir string) (agree.State, error) {
 	m := newMachine(nil)
 	err = errors.Join(f.replay(m), f.close())
 	return *m.state.Load(), err
+}
+
+// setRoomAside asks the disk for it. Where there is none, or the file system cannot, votes wait for room when they are written.
+func (f files) setRoomAside(dir string) {
+	file, err := os.OpenFile(filepath.Join(dir, logFile), os.O_WRONLY, 0)
+	if err != nil {
+		return
+	}
+	_ = platform.Allocate(file, logRoom) // see above
+	_ = file.Close()                     // nothing was written
 }
 
 func (f files) close() error { return f.log.Close() }

@@ -107,6 +107,7 @@ func (n *Node) open(open func(*raft.Config) (files, error), servers []agree.Serv
 	if n.files, err = open(settings); err != nil {
 		return err
 	}
+	n.files.setRoomAside(c.Dir)
 	n.id = n.files.server
 	settings.LocalID = raft.ServerID(n.id)
 	if host := agree.HostOf(n.id); host != c.Host {
