@@ -17,7 +17,7 @@ import (
 // A run whose directory is lost is resumed from the folder to which its checkpoints went, with the first values of its first process:
 // without them the program, which makes another model in each process, makes another job.
 func TestTorchFromTarget(t *testing.T) {
-	torchBuilt(t)
+	torchAsked(t)
 	t.Parallel()
 	program, cwd := testdata(t, "torch/train.py"), t.TempDir()
 	place, lost, found := filepath.Join(cwd, "place"), filepath.Join(cwd, "lost"), filepath.Join(cwd, "found")
@@ -69,7 +69,7 @@ func TestTorchFromTarget(t *testing.T) {
 
 // A machine that joined resumes the run with its copy of the program, which the machine at which the run began has lost, and gives it that.
 func TestTorchJoinersCopy(t *testing.T) {
-	torchBuilt(t)
+	torchAsked(t)
 	t.Parallel()
 	folder, source := t.TempDir(), testdata(t, "torch/train.py")
 	text, err := os.ReadFile(source)
@@ -110,7 +110,7 @@ func TestTorchJoinersCopy(t *testing.T) {
 
 // One line trains a Python program on two machines, of which the second has PyTorch, a shell and sshd only. It gets the data, too.
 func TestTorchSSHMachines(t *testing.T) {
-	torchBuilt(t)
+	torchAsked(t)
 	ms := machines.Up(t, 2)
 	machines.ServeSSH(t, ms)
 	ms[0].CopyIn(binary)

@@ -34,6 +34,13 @@ func torchBuilt(t *testing.T) {
 	require.Tool(t, "torch", err == nil, python+" cannot import torch (Debian: python3-torch): "+string(out))
 }
 
+// torchAsked skips a test where there is no PyTorch, or where it is not asked for: the machine of CI may have it, and these take minutes.
+func torchAsked(t *testing.T) {
+	t.Helper()
+	require.Asked(t, "torch")
+	torchBuilt(t)
+}
+
 // trainTorch runs a Python program to its end, in a directory of its own, and returns that and the summary.
 func trainTorch(t *testing.T, flags []string, program ...string) (dir string, sum *rundir.Summary) {
 	t.Helper()
@@ -137,7 +144,7 @@ func TestTorchSameBits(t *testing.T) {
 
 // A program whose micro-batches a function makes of samples of any kind has the same bits on every worker that makes them.
 func TestTorchCollate(t *testing.T) {
-	torchBuilt(t)
+	torchAsked(t)
 	t.Parallel()
 	program := testdata(t, "torch/encoder.py")
 	_, want := trainTorch(t, []string{"--workers", "1"}, program)
@@ -149,7 +156,7 @@ func TestTorchCollate(t *testing.T) {
 
 // Where each process makes another model, all train the one of the first process, also those that come later.
 func TestTorchFirstValues(t *testing.T) {
-	torchBuilt(t)
+	torchAsked(t)
 	t.Parallel()
 	program := testdata(t, "torch/train.py")
 	dir, want := trainTorch(t, strings.Fields("--workers 3 --stages 2 --chaos kill:1@3/forward,join@4"), program, "--values", "own", "--steps", "8")
@@ -175,7 +182,7 @@ func TestTorchFirstValues(t *testing.T) {
 
 // A Python program trains on machines of which only the first has it, and makes another model in each process.
 func TestTorchMachines(t *testing.T) {
-	torchBuilt(t)
+	torchAsked(t)
 	t.Parallel()
 	folder := t.TempDir()
 	text, err := os.ReadFile(testdata(t, "torch/train.py"))
@@ -227,7 +234,7 @@ func measured(t *testing.T, dir string) map[int]map[string]float64 {
 
 // The examples agree with their reference in plain PyTorch, bit for bit.
 func TestTorchReference(t *testing.T) {
-	torchBuilt(t)
+	torchAsked(t)
 	t.Parallel()
 	folder, err := filepath.Abs("../examples/torch")
 	if err != nil {
@@ -291,7 +298,7 @@ func TestTorchResume(t *testing.T) {
 
 // Without the launcher, a program is a run of one worker, and says what flags it has.
 func TestTorchAlone(t *testing.T) {
-	torchBuilt(t)
+	torchAsked(t)
 	t.Parallel()
 	run := func(args ...string) string {
 		cmd := exec.Command(python, append([]string{testdata(t, "torch/train.py")}, args...)...)

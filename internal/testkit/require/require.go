@@ -48,6 +48,15 @@ func Tool(t testing.TB, tool string, ok bool, reason string) {
 	t.Skipf("needs %s: %s", tool, reason)
 }
 
+// Asked skips a test that takes long, unless SOLITON_REQUIRE names the tool that it needs.
+func Asked(t testing.TB, tool string) {
+	t.Helper()
+	Tool(t, tool, true, "")
+	if !slices.Contains(split(os.Getenv(variable)), tool) {
+		t.Skipf("takes long: %s=%s runs it", variable, tool)
+	}
+}
+
 func split(list string) []string {
 	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 }

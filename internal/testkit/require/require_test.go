@@ -51,3 +51,19 @@ func TestTool(t *testing.T) {
 		}
 	}
 }
+
+func TestAsked(t *testing.T) {
+	for env, want := range map[string]string{"": "skip: takes long: SOLITON_REQUIRE=torch runs it", "mpi": "skip: takes long: SOLITON_REQUIRE=torch runs it", "mpi,torch": ""} {
+		t.Setenv(variable, env)
+		r := &recorder{}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			Asked(r, "torch")
+		}()
+		<-done
+		if r.outcome != want {
+			t.Errorf("with %s=%q, Asked gave %q, want %q", variable, env, r.outcome, want)
+		}
+	}
+}
