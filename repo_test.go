@@ -130,7 +130,7 @@ var importRules = []importRule{
 		why: "raft is one implementation of agree.Log, which is all that the rest needs to know",
 	},
 	{
-		from: []string{"internal/host/agree/..."}, ban: []string{module + "/..."}, allow: []string{"internal/host/agree", "internal/id", "internal/faults", "internal/timing", "internal/net/auth"},
+		from: []string{"internal/host/agree/..."}, ban: []string{module + "/..."}, allow: []string{"internal/host/agree", "internal/id", "internal/faults", "internal/timing", "internal/platform", "internal/net/auth"},
 		why: "agreement needs to know of a job no more than what orders its plans",
 	},
 	{

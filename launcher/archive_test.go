@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
@@ -27,9 +29,9 @@ func TestResumeFromTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	await(t, "two checkpoints at the target", func() bool {
-		saved, _ := filepath.Glob(filepath.Join(place, "manifests", "*"))
-		return len(saved) > 1
+	await(t, "a checkpoint at the target", func() bool { // of those that come while one is copied, only the newest goes there
+		saved, _ := filepath.Glob(filepath.Join(place, "manifests", "*.json"))
+		return len(saved) > 0
 	})
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -85,6 +87,46 @@ func TestResumeFromTarget(t *testing.T) {
 	// On a machine without the run directory, the same command goes on as well.
 	if _, sum := finished(t, cwd, filepath.Join(cwd, "again"), "run", "--plain", "--workers", "1", "--threads", "1", "--resume", "auto", "--run-dir", "again", "--checkpoints", "place", mlp, "--steps", "100", "--checkpoint-every", "5"); sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
 		t.Errorf("%+v\nwant %+v", sum, want)
+	}
+}
+
+// Each machine copies its own files to the target, so the one that leads needs no room for those of all others.
+func TestEachMachineCopiesItsFiles(t *testing.T) {
+	built(t)
+	t.Parallel()
+	place := filepath.Join(t.TempDir(), "place")
+	all := gathered(t, 3, "--checkpoints", place)
+	for _, m := range all {
+		if status := m.end(t); status != 0 {
+			t.Fatalf("status %d\n%s%s", status, &m.out, &m.errs)
+		}
+	}
+	var want rundir.Summary
+	var job rundir.Job
+	readJSON(t, filepath.Join(all[0].run, "summary.json"), &want)
+	readJSON(t, filepath.Join(all[0].run, "job.json"), &job)
+	manifests, err := filepath.Glob(filepath.Join(place, "manifests", fmt.Sprintf("step-%08d.*", want.Steps)))
+	if err != nil || len(manifests) != 1 {
+		t.Errorf("%v, %v: the last step is not at the target\n%s", manifests, err, &all[0].out)
+	}
+	for i, m := range all {
+		r, err := checkpoint.At(m.run, job.Eras(), want.Steps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Verify(t.Context()); !errors.Is(err, checkpoint.ErrMissing) {
+			t.Errorf("machine %d has files that only others should have: %v", i, err)
+		}
+		r.Close()
+	}
+	for _, e := range lines[rundir.Event](t, filepath.Join(all[0].run, "events.jsonl")) {
+		if e.Kind == "unarchived" || strings.Contains(e.Reason, "does not copy") {
+			t.Error(e.Reason)
+		}
+	}
+	cwd := t.TempDir()
+	if said, sum := finished(t, cwd, filepath.Join(cwd, "found"), "resume", "--plain", "--workers", "2", "--run-dir", "found", place, "--steps", "160"); sum.Steps != 160 || !strings.Contains(said, fmt.Sprint(want.Steps)) {
+		t.Errorf("%+v\n%s", sum, said)
 	}
 }
 

@@ -439,37 +439,32 @@ func (r *run) openArchive() *archiving.Copier {
 	return archiving.New(func(ctx context.Context, e session.ArchiveCheckpoint) error {
 		if to == nil {
 			to = archive.New(r.c.Target, archive.Claim{Owner: owner, After: e.From, Job: e.Job, Data: e.Data, FirstFile: filepath.Join(dir, rundir.FirstValues)})
+			if r.c.Apart {
+				to.Others = r.archivers()
+			}
 		}
 		if e.Step == 0 {
 			return to.Own(ctx)
-		}
-		if r.c.Apart { // files of other hosts are fetched first
-			if err := r.bringHere(ctx, e); err != nil {
-				return err
-			}
 		}
 		return to.Save(ctx, dir, e.Step, keep)
 	}, r.post)
 }
 
-// bringHere gets the files of a checkpoint that are on other hosts.
-func (r *run) bringHere(ctx context.Context, e session.ArchiveCheckpoint) error {
-	c, err := checkpoint.At(r.dir.Path(), e.Job.Eras(), e.Step)
-	if err != nil {
-		return err
-	}
-	m := c.Manifest()
-	if err := c.Close(); err != nil {
-		return err
-	}
+// archivers are the hosts that have files of checkpoints, and copy these to the target.
+func (r *run) archivers() *archive.Others {
+	uploads := &archiving.Uploads{Dial: r.lead.relay.dialHost, Note: func(text string) { r.post(session.Noted{Text: text}) }}
+	return &archive.Others{Self: r.c.self().Name, Put: uploads.Put, Fetch: r.bringHere}
+}
+
+// bringHere gets files of a checkpoint that are on other hosts.
+func (r *run) bringHere(ctx context.Context, m *checkpoint.Manifest, files []int) error {
 	keep := control.Keep{}
+	var err error
 	if keep.Manifest, err = m.Encode(); err != nil {
 		return err
 	}
-	for i, f := range m.Files {
-		if len(f.Hosts) > 0 {
-			keep.Files = append(keep.Files, control.Wanted{File: i, From: f.Hosts})
-		}
+	for _, i := range files {
+		keep.Files = append(keep.Files, control.Wanted{File: i, From: m.Files[i].Hosts})
 	}
 	if kept := r.lead.relay.shards.Keep(ctx, keep); kept.Err != "" {
 		return errors.New(kept.Err)

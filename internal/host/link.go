@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/archiving"
 	"github.com/soliton-train/soliton/internal/host/logs"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
@@ -59,6 +60,8 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 				} else {
 					s.relay.shards.Serve(ctx, conn, m)
 				}
+			case control.Upload:
+				archiving.Serve(ctx, conn, m, c.RunDir.Path(), c.Target)
 			case control.ReadLog:
 				_ = conn.Send(logs.Read(c.RunDir.Path(), m)) // the same
 			case control.Reach:
@@ -115,6 +118,8 @@ func greet(ctx context.Context, conn *control.Conn, c *Config) (control.Message,
 	case control.List:
 		ok = m.Protocol == control.Protocol && c.Apart && len(m.Pattern) <= control.MaxPattern && m.From >= 0
 	case control.Fetch:
+		ok = m.Protocol == control.Protocol && c.Apart
+	case control.Upload:
 		ok = m.Protocol == control.Protocol && c.Apart
 	case control.Reach:
 		ok = m.Protocol == control.Protocol && c.host(m.Host) >= 0

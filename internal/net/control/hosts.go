@@ -110,6 +110,28 @@ type Part struct {
 	Err  string // why the file cannot be read; "" if it can
 }
 
+// Upload asks another host, over a connection for that alone, to copy files of a checkpoint to the target of the run. Uploaded answers it,
+// for each file and while it takes long.
+type Upload struct {
+	Protocol int
+	Step     int
+	Prefix   string // of the names at the target
+	Files    []Uploading
+}
+
+// Uploading is a file to be copied.
+type Uploading struct {
+	Name   string
+	SHA256 string
+}
+
+// Uploaded says that a file is at the target, or why not; without a name, that the host is at work.
+type Uploaded struct {
+	Name string
+	Err  string // why it is not there; "" if it is
+	Over bool   // the last answer
+}
+
 // ReadLog asks an agent for the logs of workers on a host: its own, or one that it asks in turn, over a connection for that alone.
 // Logged answers it.
 type ReadLog struct {
@@ -211,6 +233,8 @@ func (Drop) kind() string     { return "drop" }
 func (Kept) kind() string     { return "kept" }
 func (Fetch) kind() string    { return "fetch" }
 func (Part) kind() string     { return "part" }
+func (Upload) kind() string   { return "upload" }
+func (Uploaded) kind() string { return "uploaded" }
 func (ReadLog) kind() string  { return "readlog" }
 func (Logged) kind() string   { return "logged" }
 func (Lead) kind() string     { return "lead" }

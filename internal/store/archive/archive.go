@@ -23,7 +23,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -108,6 +107,9 @@ const skipsName = "skips.jsonl"
 
 // Archive publishes the checkpoints of one start of a run. Its methods are called by one goroutine at a time.
 type Archive struct {
+	// Others are the machines that have files of the checkpoints as well. Nil where all files are in the run directory.
+	Others *Others
+
 	bucket Bucket
 	claim  Claim
 	at     int  // generation; 0 before it is claimed
@@ -137,18 +139,13 @@ func (a *Archive) save(ctx context.Context, dir string, step int, keep checkpoin
 		return err
 	}
 	defer r.Close()
-	if err := r.Verify(ctx); err != nil { // and so all files stay open
-		return err
-	}
 	m := r.Manifest()
-	p := published{Prefix: fmt.Sprintf("shards/step-%08d/%08d-%s/", step, a.at, attempt())}
+	p := published{Prefix: prefixOf(step, a.at)}
 	if p.Manifest, err = m.Encode(); err != nil {
 		return err
 	}
-	for i, f := range m.Files {
-		if err := a.bucket.Put(ctx, p.Prefix+f.Name, r.Content(i), f.Size); err != nil {
-			return fmt.Errorf("%s: %w", f.Name, err)
-		}
+	if err := a.putFiles(ctx, dir, r, p.Prefix); err != nil {
+		return err
 	}
 	skips, err := rundir.SkipLines(dir)
 	if err != nil {
@@ -517,11 +514,4 @@ func read(ctx context.Context, b Bucket, name string, most int64) ([]byte, error
 		return nil, cmp.Or(err, fmt.Errorf("%s has more than %d bytes", name, most))
 	}
 	return text.Bytes(), nil
-}
-
-// attempt returns a name that no other attempt has.
-func attempt() string {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // it never fails
-	return hex.EncodeToString(b[:])
 }

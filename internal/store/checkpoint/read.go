@@ -170,6 +170,12 @@ func (r *Reader) Verify(ctx context.Context) error {
 	return nil
 }
 
+// VerifyFile is Verify of file i of the manifest alone.
+func (r *Reader) VerifyFile(ctx context.Context, i int) error {
+	_, err := r.sources[i].get(ctx)
+	return err
+}
+
 // VerifyHere is Verify without the files that other hosts have.
 func (r *Reader) VerifyHere(ctx context.Context) error {
 	for _, s := range r.sources {
@@ -221,7 +227,7 @@ func (r *Reader) Read(ctx context.Context, layer, lo, hi int, values []float32, 
 	return nil
 }
 
-// Content returns file i of the manifest, after [Reader.Verify]. It stays readable until Close, also if it is removed.
+// Content returns file i of the manifest, after [Reader.Verify] or [Reader.VerifyFile]. It stays readable until Close, also if it is removed.
 func (r *Reader) Content(i int) io.ReadSeeker {
 	s := r.sources[i]
 	return io.NewSectionReader(s.raw, 0, s.file.Size)
