@@ -8,6 +8,7 @@ require (
 	github.com/minio/minio-go/v7 v7.1.0
 	github.com/soliton-train/soliton v0.0.0
 	github.com/versity/versitygw v1.8.0
+	golang.org/x/sys v0.48.0
 )
 
 require (
@@ -101,7 +102,6 @@ require (
 	golang.org/x/net v0.59.0 // indirect
 	golang.org/x/oauth2 v0.37.0 // indirect
 	golang.org/x/sync v0.23.0 // indirect
-	golang.org/x/sys v0.48.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 	golang.org/x/time v0.15.0 // indirect
 	google.golang.org/api v0.297.0 // indirect

@@ -58,20 +58,23 @@ func serve(at string) {
 
 // server is a process that serves S3.
 type server struct {
-	t      *testing.T
+	t      testing.TB
 	addr   string
 	folder string
 	cmd    *exec.Cmd
 }
 
 // start starts a server, whose objects are in a folder of their own.
-func start(t *testing.T) *server {
+func start(t testing.TB) *server { return startIn(t, t.TempDir()) }
+
+// startIn starts one whose objects are in a folder that is there.
+func startIn(t testing.TB, folder string) *server {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{t: t, addr: l.Addr().String(), folder: t.TempDir()}
+	s := &server{t: t, addr: l.Addr().String(), folder: folder}
 	l.Close()
 	if err := syscall.Setxattr(s.folder, "user.test", []byte("x"), 0); err != nil {
 		t.Skipf("%s has no extended attributes: set TMPDIR to a file system with them", s.folder)
@@ -150,16 +153,16 @@ func TestFaults(t *testing.T) {
 
 var root = "../../../.."
 
-// build builds the launcher and a program.
-func build(t *testing.T) (launcher, mlp string) {
+// build builds the launcher and an example.
+func build(t testing.TB, example string) (launcher, program string) {
 	t.Helper()
 	dir := t.TempDir()
-	cmd := exec.Command("go", "build", "-o", dir+"/", "./launcher", "./examples/mlp")
+	cmd := exec.Command("go", "build", "-o", dir+"/", "./launcher", "./examples/"+example)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	return filepath.Join(dir, "launcher"), filepath.Join(dir, "mlp")
+	return filepath.Join(dir, "launcher"), filepath.Join(dir, example)
 }
 
 func summary(t *testing.T, dir string) (sum rundir.Summary) {
@@ -178,7 +181,7 @@ func summary(t *testing.T, dir string) (sum rundir.Summary) {
 // and the run directory are lost then: the run is resumed from the bucket on another machine, under another layout, with the same bits.
 func TestRunWithoutItsMachine(t *testing.T) {
 	s := start(t)
-	launcher, mlp := build(t)
+	launcher, mlp := build(t, "mlp")
 	cwd := t.TempDir()
 	run := func(args ...string) *exec.Cmd {
 		cmd := exec.Command(launcher, args...)
