@@ -211,7 +211,7 @@ func FuzzJSONL(f *testing.F) {
 			}
 			return
 		}
-		if s.Tokens() < 1 || s.Tokens() > int64(len(content)) {
+		if s.Tokens() < 1 || s.Tokens() > 3*int64(len(content)) { // a byte that is no UTF-8 becomes a character of three
 			t.Errorf("%d tokens in %d bytes", s.Tokens(), len(content))
 		}
 	})

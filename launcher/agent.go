@@ -49,6 +49,8 @@ func newAgent() *cobra.Command {
 }
 
 func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+	terms := make(chan os.Signal, 1)
+	signal.Notify(terms, syscall.SIGTERM) // from the start: the machine may leave at once
 	lines := bufio.NewReader(stdin)
 	first, err := lines.ReadBytes('\n')
 	var a assignment
@@ -68,8 +70,6 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	}
 	defer host.ForgetSockets(os.Getppid()) // of a supervisor that was killed
 	signal.Ignore(os.Interrupt, syscall.SIGHUP)
-	terms := make(chan os.Signal, 1)
-	signal.Notify(terms, syscall.SIGTERM)
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	out := newReporter(stdout)
 	defer out.close()

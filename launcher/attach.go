@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/attach"
 	"github.com/soliton-train/soliton/launcher/internal/away"
@@ -127,7 +126,7 @@ Ctrl-C ends attach, and leaves the run alone; launcher stop ends the run.`,
 
 func attachTo(ctx context.Context, runDir string, plain bool, stdout, stderr io.Writer) error {
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	platform.NotifyEnd(signals)
 	conn, err := attach.Dial(ctx, runDir)
 	if err != nil {
 		return cli.Fail(err)

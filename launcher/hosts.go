@@ -435,6 +435,9 @@ func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
 		defer close(p.done)
 		left := s.listen(stdout)
 		_ = cmd.Wait() // its status does not matter
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGTERM {
+			left = true // it was asked to before it could hear that
+		}
 		last := ""
 		if written, err := os.Open(log.Name()); err == nil {
 			last = spawn.LastLines(written, 0, 20)

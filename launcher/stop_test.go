@@ -97,3 +97,33 @@ func TestOutOfMemory(t *testing.T) {
 		}
 	}
 }
+
+// The end of the terminal ends a run, but not one that was started by nohup.
+func TestHangup(t *testing.T) {
+	built(t)
+	t.Parallel()
+	for name, c := range map[string]struct {
+		with   []string
+		status int
+	}{"terminal": {nil, 75}, "nohup": {[]string{"nohup"}, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cwd := t.TempDir()
+			args := append(c.with, binary, "run", "--plain", "--workers", "2", "--threads", "1", "--run-dir", "run", mlp, "--steps", "400", "--eval-every", "0")
+			cmd := exec.Command(args[0], args[1:]...)
+			cmd.Dir = cwd
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { cmd.Process.Kill() })
+			await(t, "a step", func() bool { return len(metricsSoFar(filepath.Join(cwd, "run"))) > 0 })
+			if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
+				t.Fatal(err)
+			}
+			cmd.Wait()
+			if status := cmd.ProcessState.ExitCode(); status != c.status {
+				t.Errorf("status %d, want %d", status, c.status)
+			}
+		})
+	}
+}

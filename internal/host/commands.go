@@ -244,8 +244,18 @@ func (r *relay) gatherLogs(ctx context.Context, linked []string) {
 	_ = rundir.WriteOthers(dir, r.otherLogs().Gather(ctx, dir, self, linked, gone)) // the logs are on their hosts still
 }
 
-// passStop tells the leader, on another machine, that this one was asked to stop the run.
+// passStop tells the leader, on another machine, that this one was asked to stop the run: the next leader, where there is none now.
 func (r *relay) passStop(stop session.StopAsked) {
+	r.mu.Lock()
+	if wait := r.out == nil; wait {
+		r.stops = append(r.stops, stop)
+		r.mu.Unlock()
+		if r.c.Waits != nil {
+			r.c.Waits(r.c.self().Name + " hears of no leader now, and passes the stop on to the next one")
+		}
+		return
+	}
+	r.mu.Unlock()
 	r.ask(command{control.Stop{Reason: string(stop.Reason)}, func(m control.Message) {
 		if refused, ok := m.(control.Refused); ok && r.c.Waits != nil {
 			r.c.Waits(refused.Text)
@@ -285,7 +295,12 @@ func (r *relay) speakTo(out outbox) {
 	if r.setClocks != nil && r.out != nil {
 		r.setClocks.End(r.out)
 	}
-	r.out = out
+	if r.out = out; out != nil {
+		for _, stop := range r.stops {
+			r.asks.ask(out, control.Stop{Reason: string(stop.Reason)}, func(control.Message) {})
+		}
+		r.stops = nil
+	}
 }
 
 // alive returns what workers.json of this host says.

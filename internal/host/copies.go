@@ -198,21 +198,35 @@ type copies struct {
 	mu     sync.Mutex
 	term   uint64 // this host has led in: copies of older terms come too late
 	failed bool
+	again  time.Time // when the directory was made again last
 }
 
-// keep keeps a part of a record that the leader of a term has sent.
-func (k *copies) keep(term uint64, p rundir.Part) {
+// keep keeps a part of a record that the leader of a term has sent. It reports false where all records have to be sent again, over a new link.
+func (k *copies) keep(term uint64, p rundir.Part) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if term <= k.term || k.failed {
-		return
+		return true
 	}
-	if err := rundir.Keep(k.dir, p); err != nil {
-		// Training does not depend on it. The next link begins with what is there.
-		if k.failed = true; k.waits != nil {
-			k.waits("copies of the leader's records are not kept: " + session.OneLine(err.Error()))
+	err := rundir.Keep(k.dir, p)
+	if err == nil {
+		return true
+	}
+	if rundir.Again(k.dir, err) {
+		if time.Since(k.again) < timing.Disk {
+			return true // perhaps it is still being removed; what comes after that second fails like this, too
 		}
+		k.again = time.Now()
+		if k.waits != nil {
+			k.waits("records were removed from the run directory: they are copied again")
+		}
+		return false
 	}
+	// Training does not depend on it. The next link begins with what is there.
+	if k.failed = true; k.waits != nil {
+		k.waits("copies of the leader's records are not kept: " + session.OneLine(err.Error()))
+	}
+	return true
 }
 
 // alive keeps how the leader of a term has said that processes can be reached.

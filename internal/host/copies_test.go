@@ -1,6 +1,8 @@
 package host
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -85,4 +87,44 @@ func TestEndInDoubt(t *testing.T) {
 			t.Errorf("term %d, %+v: %v", c.term, c.out, got)
 		}
 	}
+}
+
+// Where the run directory of a host is removed, it is made again, and all records are asked for, at most once a second.
+func TestCopiesOfARemovedDirectory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "run")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		var said []string
+		k := &copies{dir: dir, waits: func(text string) { said = append(said, text) }}
+		part := func(at int64) rundir.Part {
+			return rundir.Part{Name: "metrics.jsonl", At: at, Data: []byte("{}\n")}
+		}
+		if !k.keep(1, part(0)) || !k.keep(1, part(3)) {
+			t.Error("it is not kept")
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		if k.keep(1, part(6)) {
+			t.Error("the directory is removed, and no more is asked for")
+		}
+		if !k.keep(1, part(9)) { // still on the old link
+			t.Error("all is asked for again at once")
+		}
+		if marks := k.marks(); len(marks) > 0 && marks[0].Size > 0 || !k.keep(1, part(0)) || !k.keep(1, part(3)) {
+			t.Errorf("%+v; the new link's parts are not kept", marks)
+		}
+		if err := os.Remove(filepath.Join(dir, "metrics.jsonl")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(timing.Disk)
+		if k.keep(1, part(6)) {
+			t.Error("a record is removed, and no more is asked for")
+		}
+		if _, err := os.Stat(filepath.Join(dir, "log")); err != nil || len(said) != 2 {
+			t.Errorf("%v, %q", err, said)
+		}
+	})
 }

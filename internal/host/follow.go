@@ -27,7 +27,10 @@ type elections interface {
 	Stand()
 }
 
-var errNotLeading = errors.New("host: it does not lead")
+var (
+	errNotLeading = errors.New("host: it does not lead")
+	errCopies     = errors.New("host: the copies of records begin again")
+)
 
 func errUnexpected(m control.Message) error {
 	if r, ok := m.(relayed); ok {
@@ -227,7 +230,9 @@ func (r *relay) attach(ctx context.Context, host int) (gone bool, err error) {
 		if r.copies != nil {
 			switch m := m.(type) {
 			case control.Copy:
-				r.copies.keep(since.Term, rundir.Part(m))
+				if !r.copies.keep(since.Term, rundir.Part(m)) {
+					return errCopies
+				}
 			case control.Shown:
 				r.c.Shown(m.Data)
 			case control.Alive:

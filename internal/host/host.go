@@ -14,9 +14,9 @@ import (
 	"os/signal"
 	"runtime"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/faults"
@@ -242,7 +242,7 @@ func (h *Host) CatchSignals() (restore func()) { return CatchSignals(h.Stop) }
 // CatchSignals calls stop with the reason for each signal that ends a program, until the returned function is called.
 func CatchSignals(stop func(session.Reason)) (restore func()) {
 	ch := make(chan os.Signal, 2)
-	signal.Notify(ch, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	platform.NotifyEnd(ch)
 	end := Forward(ch, func(s os.Signal) { stop(ReasonOf(s)) })
 	return func() {
 		signal.Stop(ch)

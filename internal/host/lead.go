@@ -272,17 +272,22 @@ func (l *lead) inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, 
 			return nil, &session.FileError{Err: err}
 		}
 	}
-	err = dir.Resume()
+	by := rundir.Leader{Generation: state.Generation, Term: l.term}
+	err = dir.Resume(by)
 	if rundir.IsFull(err) && l.c.Waits != nil {
 		l.c.Waits(fmt.Sprintf("%s leads, and waits for room on the disk: %v", l.c.self().Name, err))
 	}
 	for rundir.IsFull(err) {
 		select {
 		case <-time.After(timing.Disk):
-			err = dir.Resume()
+			err = dir.Resume(by)
 		case <-l.ctx.Done():
 			return nil, errDeposed
 		}
+	}
+	if errors.Is(err, rundir.ErrReplaced) { // this host slept, and hears of the other one soon
+		<-l.ctx.Done()
+		return nil, errDeposed
 	}
 	if err != nil {
 		return nil, &session.FileError{Err: err}

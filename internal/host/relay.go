@@ -49,20 +49,21 @@ type relay struct {
 	ctx        context.Context // of run
 	locals     []*local
 	leader     agree.Leadership
-	end        context.CancelFunc // of the attempt to follow the leader of the moment
-	term       uint64             // of that leader
-	here       *lead              // the leader, if it is on this host
-	out        outbox             // to the leader; nil while there is no link
-	heard      time.Time          // when the leader said something last
-	broke      map[int]time.Time  // when the link to a host that led has ended
-	gone       map[int]time.Time  // when hosts that led were found to be gone
-	crowd      timing.Crowd       // of this machine
-	crowdThere timing.Crowd       // of the leader's machine, as it said last
-	leaving    bool               // the workers of this host are asked to leave
-	departs    bool               // they have left, and this host gives back its vote
-	left       chan struct{}      // closed when it has
-	asks       asks               // of the leader
-	watches    bool               // timelines are wanted here
+	end        context.CancelFunc  // of the attempt to follow the leader of the moment
+	term       uint64              // of that leader
+	here       *lead               // the leader, if it is on this host
+	out        outbox              // to the leader; nil while there is no link
+	heard      time.Time           // when the leader said something last
+	broke      map[int]time.Time   // when the link to a host that led has ended
+	gone       map[int]time.Time   // when hosts that led were found to be gone
+	crowd      timing.Crowd        // of this machine
+	crowdThere timing.Crowd        // of the leader's machine, as it said last
+	leaving    bool                // the workers of this host are asked to leave
+	departs    bool                // they have left, and this host gives back its vote
+	left       chan struct{}       // closed when it has
+	asks       asks                // of the leader
+	stops      []session.StopAsked // that no leader has heard
+	watches    bool                // timelines are wanted here
 	working    sync.WaitGroup
 }
 

@@ -212,6 +212,14 @@ func Keep(dir string, p Part) error {
 	return errors.Join(err, f.Close())
 }
 
+// Again makes a directory with copies again after it was removed, or a file in it, which err is of. It reports false where that is not the cause.
+func Again(dir string, err error) bool {
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrNoRecord) {
+		return false
+	}
+	return errors.Join(os.MkdirAll(dir, 0o700), os.MkdirAll(filepath.Join(dir, "log"), 0o700)) == nil
+}
+
 // Inherit makes a directory with copies one that [Dir.Resume] continues: job is the job.json that the hosts have agreed on, for the
 // case that its copy has not arrived, or that of what the run was before it was changed.
 func Inherit(dir string, job []byte) error {

@@ -98,7 +98,7 @@ func TestInherit(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := Attach(dir, dir, false)
-	if err := d.Resume(); err != nil {
+	if err := d.Resume(Leader{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.AddMetrics(Metrics{Step: 1}); err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -35,7 +36,7 @@ func TestHistory(t *testing.T) {
 	f.Close()
 
 	second := Attach(owner.Path(), "run", false)
-	if err := errors.Join(second.Resume(), first.AddMetrics(Metrics{Step: 77}), second.AddMetrics(Metrics{Step: 3})); err != nil {
+	if err := errors.Join(second.Resume(Leader{1, 2}), first.AddMetrics(Metrics{Step: 77}), second.AddMetrics(Metrics{Step: 3})); err != nil {
 		t.Fatal(err)
 	}
 	h, err := ReadHistory(owner.Path())
@@ -105,4 +106,46 @@ func TestCommitted(t *testing.T) {
 	is(3)
 	add(5, 2)
 	is(3)
+}
+
+// A leader that sleeps while it takes the records over, and wakes when another one has led since, changes nothing.
+func TestLateLeader(t *testing.T) {
+	owner := mustCreate(t, filepath.Join(t.TempDir(), "run"))
+	first := Attach(owner.Path(), "run", false)
+	if err := errors.Join(first.WriteJob(Job{Steps: 9}, nil), first.AddMetrics(Metrics{Step: 1})); err != nil {
+		t.Fatal(err)
+	}
+	late, next := Attach(owner.Path(), "run", false), Attach(owner.Path(), "run", false)
+	// It has copied the metrics, and sleeps before they get their name.
+	slept := false
+	_, err := late.takeOver(Leader{1, 5}, metrics, func(line []byte) bool {
+		if !slept {
+			slept = true
+			if err := errors.Join(next.Resume(Leader{1, 6}), next.AddMetrics(Metrics{Step: 2}), next.AddMetrics(Metrics{Step: 3})); err != nil {
+				t.Error(err)
+			}
+		}
+		return isRecord[Metrics](line)
+	})
+	if !errors.Is(err, ErrReplaced) {
+		t.Errorf("it takes the records over: %v", err)
+	}
+	if err := Attach(owner.Path(), "run", false).Resume(Leader{1, 5}); !errors.Is(err, ErrReplaced) {
+		t.Errorf("it takes the records over later: %v", err)
+	}
+	if err := errors.Join(next.AddMetrics(Metrics{Step: 4}), next.Close()); err != nil {
+		t.Error(err)
+	}
+	text, err := os.ReadFile(owner.File(metrics))
+	if err != nil || strings.Count(string(text), "\n") != 4 || !strings.Contains(string(text), `"step":4`) {
+		t.Errorf("%v: %s", err, text)
+	}
+	// A later generation has terms of its own, and the end of the run leaves no mark.
+	last := Attach(owner.Path(), "run", false)
+	if err := errors.Join(last.Resume(Leader{2, 1}), last.Close(), first.Close(), owner.Close()); err != nil {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(owner.Path(), ".*")); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 )
 
@@ -179,22 +180,81 @@ func (d *Dir) setAsideOf(name string, is func(line []byte) bool) (dropped int, e
 	return dropped, good.Commit()
 }
 
-// takeOver copies the records of a file.
-func (d *Dir) takeOver(name string, is func(line []byte) bool) (*os.File, error) {
+// Leader is a leadership of a run among hosts that share its directory. A later one has a greater generation, or term.
+type Leader struct {
+	Generation int
+	Term       uint64
+}
+
+// ErrReplaced means that another host has led since.
+var ErrReplaced = errors.New("another host leads the run now")
+
+// leaderPrefix begins the names of empty files, one for each leadership that has begun to take the records over: nothing
+// that is written in one step could be taken back by a leader that sleeps in the middle of it. A later leadership removes those before.
+const leaderPrefix = ".leader-"
+
+func (l Leader) name() string {
+	return fmt.Sprintf("%s%010d-%020d", leaderPrefix, l.Generation, l.Term)
+}
+
+// begin leaves a leader's mark.
+func (d *Dir) begin(l Leader) error {
+	f, err := openFile(d.File(l.name()), os.O_CREATE|os.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// leads reports whether no later leader has left its mark, and removes those of earlier ones.
+func (d *Dir) leads(l Leader) bool {
+	marks, _ := filepath.Glob(d.File(leaderPrefix + "*"))
+	for _, mark := range marks {
+		switch name := filepath.Base(mark); {
+		case name > l.name():
+			return false
+		case name < l.name():
+			_ = os.Remove(mark) // or the next one does
+		}
+	}
+	return true
+}
+
+// forgetLeaders removes the marks of all leaders, and what those that were killed have left.
+func (d *Dir) forgetLeaders() {
+	marks, _ := filepath.Glob(d.File(leaderPrefix + "*"))
+	for _, mark := range marks {
+		_ = os.Remove(mark) // nobody reads it any more
+	}
+	for _, name := range lineFiles {
+		parts, _ := filepath.Glob(d.File("." + name + leaderPrefix + "*"))
+		for _, part := range parts {
+			_ = os.Remove(part) // the same
+		}
+	}
+}
+
+// takeOver copies the records of a file. Between the look whether a later leader does the same and the new name are two calls of the
+// system; a leader that was frozen anywhere else before, and wakes, changes nothing.
+func (d *Dir) takeOver(by Leader, name string, is func(line []byte) bool) (*os.File, error) {
 	from, err := Open(d.File(name))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", d.File(name), cause(err))
 	}
 	defer from.Close()
-	f, err := openFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_APPEND)
+	part := d.File("." + name + by.name()) // which no other leader has
+	f, err := openFile(part, os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_APPEND)
 	if err != nil {
 		return nil, err
 	}
 	if _, err = d.siftTo(name, is, from, f); err == nil {
-		err = os.Rename(d.File("."+name), d.File(name))
+		if err = ErrReplaced; d.leads(by) {
+			err = os.Rename(part, d.File(name))
+		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, f.Close(), os.Remove(d.File("."+name)))
+		_ = os.Remove(part) // it may be gone
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }

@@ -112,14 +112,17 @@ func Attach(path, shown string, again bool) *Dir {
 
 // Resume continues the line files of a run that another process has begun to
 // write. That process may still exist, frozen: later writes of it are lost,
-// because copies replace the files.
-func (d *Dir) Resume() error {
+// because copies replace the files. If a later leader has begun to, nothing more is replaced, and the error wraps [ErrReplaced].
+func (d *Dir) Resume(by Leader) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	FreeReserve(d.path) // the copies may need it
+	if err := d.begin(by); err != nil {
+		return err
+	}
 	err := d.openLines(func(name string) (*os.File, error) {
 		if is := records[name]; is != nil {
-			return d.takeOver(name, is)
+			return d.takeOver(by, name, is)
 		}
 		return d.continueLines(name) // which may be long, and another line of that process among them does no damage
 	})
@@ -521,6 +524,7 @@ func (d *Dir) Close() error {
 	err := d.flush()
 	if !d.attached {
 		FreeReserve(d.path)
+		d.forgetLeaders()
 	}
 	for _, f := range d.lines {
 		err = errors.Join(err, f.Close())

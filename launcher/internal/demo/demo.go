@@ -123,7 +123,7 @@ func demo(ctx context.Context, dir string, steps int, plain bool, stdout io.Writ
 		return cli.Fail(fmt.Errorf("--run-dir %s: %w", dir, err))
 	}
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	platform.NotifyEnd(signals)
 	defer signal.Stop(signals)
 
 	names := [2]string{"undisturbed", "with faults"}

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -73,7 +74,7 @@ func start(stdout, stderr io.Writer) (status int, err error) {
 	cmd.ExtraFiles = []*os.File{there}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	platform.NotifyEnd(signals)
 	defer signal.Stop(signals)
 	err = cmd.Start()
 	_ = there.Close() // the child has its own

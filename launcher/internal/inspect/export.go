@@ -67,8 +67,12 @@ of the folder of --checkpoints, are copied to TMPDIR meanwhile.`,
 				names = append(names, optimizerFile)
 			}
 			for _, name := range names {
-				if _, err := os.Lstat(filepath.Join(output, name)); !errors.Is(err, fs.ErrNotExist) {
+				_, err := os.Lstat(filepath.Join(output, name))
+				if err == nil {
 					return fmt.Errorf("--output %s: %s is there already; give another directory", output, name)
+				}
+				if at := (*fs.PathError)(nil); !errors.Is(err, fs.ErrNotExist) && errors.As(err, &at) {
+					return fmt.Errorf("--output %s: %w; give another directory", output, at.Err)
 				}
 			}
 			if of {

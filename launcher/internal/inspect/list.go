@@ -12,6 +12,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -103,6 +104,16 @@ func List(dir string, now time.Time) ([]Listed, error) {
 	return runs, nil
 }
 
+// onLine returns a name as a part of one line of text.
+func onLine(name string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, strings.ToValidUTF8(name, string(unicode.ReplacementChar)))
+}
+
 func printList(out io.Writer, dir string, runs []Listed) error {
 	if len(runs) == 0 {
 		_, err := fmt.Fprintf(out, "no runs in %s\n", dir)
@@ -112,14 +123,14 @@ func printList(out io.Writer, dir string, runs []Listed) error {
 	fmt.Fprintln(w, "RUN\tPROGRAM\tSTATE\tSTEP\tLOSS\tWORKERS\tAGE")
 	for _, l := range runs {
 		if l.Error != "" {
-			fmt.Fprintf(w, "%s\t%s\t%s: %s\n", l.RunDir, cmp.Or(l.Program, "-"), l.State, l.Error)
+			fmt.Fprintf(w, "%s\t%s\t%s: %s\n", onLine(l.RunDir), cmp.Or(onLine(l.Program), "-"), l.State, l.Error)
 			continue
 		}
 		loss := "-"
 		if l.Loss != nil {
 			loss = fmt.Sprintf("%.4f", *l.Loss)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s\t%d\t%s\n", l.RunDir, l.Program, l.State, l.Step, l.Steps, loss, l.Workers, age(l.AgeS))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s\t%d\t%s\n", onLine(l.RunDir), onLine(l.Program), l.State, l.Step, l.Steps, loss, l.Workers, age(l.AgeS))
 	}
 	return w.Flush()
 }

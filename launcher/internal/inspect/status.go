@@ -213,7 +213,7 @@ func (s Status) print(out io.Writer) error {
 		state += " by: " + s.StoppedBy
 	}
 	if s.State == "starting" {
-		fmt.Fprintf(out, "%s: starting\n", s.RunDir)
+		fmt.Fprintf(out, "%s: starting\n", onLine(s.RunDir))
 		for _, ws := range s.Workers {
 			if ws.Call != "" {
 				fmt.Fprintf(out, "worker %s  %s\n", ws.name(), ws.waits())
@@ -221,7 +221,7 @@ func (s Status) print(out io.Writer) error {
 		}
 		return nil
 	}
-	fmt.Fprintf(out, "%s: %s, %s\n", s.RunDir, s.Program, state)
+	fmt.Fprintf(out, "%s: %s, %s\n", onLine(s.RunDir), onLine(s.Program), state)
 	line := fmt.Sprintf("step %d of %d", s.Step, s.Steps)
 	if s.Loss != nil {
 		line += fmt.Sprintf(", loss %.4f", *s.Loss)
