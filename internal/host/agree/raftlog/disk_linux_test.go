@@ -32,8 +32,8 @@ func TestRoomForVotes(t *testing.T) {
 	defer f.close()
 	f.setRoomAside(dir)
 	var full error
-	for len := 4 << 20; len > 0; len /= 2 { // the last page too
-		if err := os.WriteFile(filepath.Join(disk, fmt.Sprint(len)), make([]byte, len), 0o600); err != nil {
+	for n := 4 << 20; n > 0; n /= 2 { // the last page too
+		if err := os.WriteFile(filepath.Join(disk, fmt.Sprint(n)), make([]byte, n), 0o600); err != nil {
 			full = err
 		}
 	}
