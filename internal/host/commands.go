@@ -247,20 +247,24 @@ func (r *relay) gatherLogs(ctx context.Context, linked []string) {
 // passStop tells the leader, on another machine, that this one was asked to stop the run: the next leader, where there is none now.
 func (r *relay) passStop(stop session.StopAsked) {
 	r.mu.Lock()
-	if wait := r.out == nil; wait {
+	defer r.mu.Unlock()
+	if r.out == nil {
 		r.stops = append(r.stops, stop)
-		r.mu.Unlock()
 		if r.c.Waits != nil {
 			r.c.Waits(r.c.self().Name + " hears of no leader now, and passes the stop on to the next one")
 		}
 		return
 	}
-	r.mu.Unlock()
-	r.ask(command{control.Stop{Reason: string(stop.Reason)}, func(m control.Message) {
-		if refused, ok := m.(control.Refused); ok && r.c.Waits != nil {
-			r.c.Waits(refused.Text)
+	r.askStop(stop)
+}
+
+// askStop asks the leader to stop the run, and the next one if it goes away before it has answered; r.mu is held, then as well.
+func (r *relay) askStop(stop session.StopAsked) {
+	r.asks.ask(r.out, control.Stop{Reason: string(stop.Reason)}, func(m control.Message) {
+		if _, refused := m.(control.Refused); refused {
+			r.stops = append(r.stops, stop)
 		}
-	}})
+	})
 }
 
 // watch tells this leader, and later ones, whether timelines are wanted on this host.
@@ -296,10 +300,11 @@ func (r *relay) speakTo(out outbox) {
 		r.setClocks.End(r.out)
 	}
 	if r.out = out; out != nil {
-		for _, stop := range r.stops {
-			r.asks.ask(out, control.Stop{Reason: string(stop.Reason)}, func(control.Message) {})
-		}
+		stops := r.stops
 		r.stops = nil
+		for _, stop := range stops {
+			r.askStop(stop)
+		}
 	}
 }
 

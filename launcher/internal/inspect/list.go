@@ -104,10 +104,10 @@ func List(dir string, now time.Time) ([]Listed, error) {
 	return runs, nil
 }
 
-// onLine returns a name as a part of one line of text.
+// onLine returns a name as a part of one line of a table. Other characters that do something are made visible where it is printed.
 func onLine(name string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
+		if unicode.IsSpace(r) && r != ' ' {
 			return unicode.ReplacementChar
 		}
 		return r
