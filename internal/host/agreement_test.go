@@ -29,7 +29,7 @@ func TestAgreement(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	o, err := control.ParseOrder(s.Plans[1].Data)
-	if err != nil || len(o.Plan.Workers) != 2 || o.Plan.FromStep != 2 { // the others were in step 2, or about to begin it
+	if err != nil || len(o.Plan.Workers) != 2 || o.Plan.FromStep < 2 || o.Plan.FromStep > 3 { // it died in step 2, which the others may not have begun, or may have committed
 		t.Errorf("%+v, %v", o, err)
 	}
 }
