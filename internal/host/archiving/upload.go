@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/host/parts"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/archive"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
@@ -51,7 +52,7 @@ func (u *Uploads) ask(ctx context.Context, host string, ask control.Upload, file
 	}
 	var failed error
 	for {
-		m, err := receive(ctx, conn)
+		m, err := parts.Next(ctx, conn)
 		if err != nil {
 			return there, err
 		}
@@ -70,13 +71,6 @@ func (u *Uploads) ask(ctx context.Context, host string, ask control.Upload, file
 			return there, failed
 		}
 	}
-}
-
-// receive returns the next message, for which the other side has some time.
-func receive(ctx context.Context, conn *control.Conn) (control.Message, error) {
-	ctx, cancel := context.WithTimeout(ctx, timing.Handshake)
-	defer cancel()
-	return conn.Receive(ctx)
 }
 
 // note says something once.
@@ -127,9 +121,7 @@ func Serve(ctx context.Context, conn *control.Conn, m control.Upload, dir string
 			answer = a
 		case <-tick.C:
 		}
-		late := time.AfterFunc(timing.Handshake, func() { _ = conn.Close() })
-		err := conn.Send(answer)
-		if late.Stop(); err != nil {
+		if !parts.Answer(conn, answer) {
 			cancel()
 		}
 	}

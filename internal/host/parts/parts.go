@@ -117,7 +117,7 @@ func Answer(conn *control.Conn, m control.Message) bool {
 	return conn.Send(m) == nil
 }
 
-// Next returns the next question, for which the other side has some time.
+// Next returns the next message, for which the other side has some time.
 func Next(ctx context.Context, conn *control.Conn) (control.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, timing.Handshake)
 	defer cancel()

@@ -110,7 +110,7 @@ func TestCommitted(t *testing.T) {
 
 // A leader that sleeps while it takes the records over, and wakes when another one has led since, changes nothing.
 func TestLateLeader(t *testing.T) {
-	owner := mustCreate(t, filepath.Join(t.TempDir(), "run"))
+	owner := mustCreate(t, filepath.Join(t.TempDir(), "run[1"))
 	first := Attach(owner.Path(), "run", false)
 	if err := errors.Join(first.WriteJob(Job{Steps: 9}, nil), first.AddMetrics(Metrics{Step: 1})); err != nil {
 		t.Fatal(err)
@@ -145,7 +145,27 @@ func TestLateLeader(t *testing.T) {
 	if err := errors.Join(last.Resume(Leader{2, 1}), last.Close(), first.Close(), owner.Close()); err != nil {
 		t.Error(err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(owner.Path(), ".*")); len(left) > 0 {
-		t.Errorf("left: %q", left)
+	left := func() (names []string) {
+		entries, err := os.ReadDir(owner.Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), ".") {
+				names = append(names, e.Name())
+			}
+		}
+		return names
+	}
+	if names := left(); len(names) > 0 {
+		t.Errorf("left: %q", names)
+	}
+	// Nor does one that was killed, once the run is resumed.
+	if err := last.begin(Leader{9, 9}); err != nil || len(left()) != 1 {
+		t.Fatal(err, left())
+	}
+	again := &Dir{path: owner.Path()}
+	if _, err := again.clean(); err != nil || len(left()) > 0 {
+		t.Error(err, left())
 	}
 }

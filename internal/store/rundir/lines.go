@@ -9,8 +9,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // The names of the line files.
@@ -208,28 +208,28 @@ func (d *Dir) begin(l Leader) error {
 
 // leads reports whether no later leader has left its mark, and removes those of earlier ones.
 func (d *Dir) leads(l Leader) bool {
-	marks, _ := filepath.Glob(d.File(leaderPrefix + "*"))
-	for _, mark := range marks {
-		switch name := filepath.Base(mark); {
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case !strings.HasPrefix(name, leaderPrefix):
 		case name > l.name():
 			return false
 		case name < l.name():
-			_ = os.Remove(mark) // or the next one does
+			_ = os.Remove(d.File(name)) // or the next one does
 		}
 	}
 	return true
 }
 
-// forgetLeaders removes the marks of all leaders, and what those that were killed have left.
+// forgetLeaders removes the marks of all leaders, and the copies of those that were killed. No leader is there any more, or yet.
 func (d *Dir) forgetLeaders() {
-	marks, _ := filepath.Glob(d.File(leaderPrefix + "*"))
-	for _, mark := range marks {
-		_ = os.Remove(mark) // nobody reads it any more
-	}
-	for _, name := range lineFiles {
-		parts, _ := filepath.Glob(d.File("." + name + leaderPrefix + "*"))
-		for _, part := range parts {
-			_ = os.Remove(part) // the same
+	entries, _ := os.ReadDir(d.path) // a directory that is gone has none
+	for _, e := range entries {
+		if name := e.Name(); strings.HasPrefix(name, ".") && strings.Contains(name, leaderPrefix) {
+			_ = os.Remove(d.File(name)) // it takes no room to speak of
 		}
 	}
 }
