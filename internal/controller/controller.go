@@ -135,7 +135,7 @@ func (c *Controller) step(now time.Time, e Event) []Effect {
 		return c.dead(now, e)
 	case Ended:
 		if m := c.member(e.Worker); m != nil {
-			delete(c.members, m.ID)
+			c.forget(m)
 			return c.fewer(now)
 		}
 	case Stamp:

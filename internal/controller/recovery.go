@@ -226,11 +226,11 @@ func (r *recovery) decide(now time.Time) []Effect {
 	}
 	for _, m := range at.missed {
 		all = slices.DeleteFunc(all, func(x *member) bool { return x == m })
-		delete(r.members, m.ID)
+		r.forget(m)
 		effects = append(effects, Kill{Worker: m.Worker, Reason: fmt.Sprintf("worker %d was to leave, and the others have passed the point at which it left", m.ID)})
 	}
 	for _, m := range fresh {
-		delete(r.members, m.ID)
+		r.forget(m)
 		if lives(&r.plan, m.Worker) {
 			effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d had not begun under its first plan when a worker failed", m.ID), true})
 		} else {

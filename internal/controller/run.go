@@ -91,7 +91,7 @@ func (r *run) all() []*member {
 	return slices.SortedFunc(maps.Values(r.members), func(a, b *member) int { return int(a.ID - b.ID) })
 }
 
-// forget removes a member that has failed or exited.
+// forget removes a member that has failed, exited or left, and what it has measured.
 func (r *run) forget(m *member) {
 	delete(r.members, m.ID)
 	delete(r.times, m.ID)
@@ -164,7 +164,7 @@ func (r *run) dismiss(p *plan.Plan) []Effect {
 	var effects []Effect
 	for _, m := range r.all() {
 		if !lives(p, m.Worker) {
-			delete(r.members, m.ID)
+			r.forget(m)
 			effects = append(effects, Dismiss{m.Worker, fmt.Sprintf("worker %d has handed over what it had", m.ID)})
 		}
 	}

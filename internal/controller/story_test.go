@@ -281,6 +281,11 @@ func (s *story) run(line string) []Effect {
 
 func (s *story) step(e Event) []Effect {
 	effects := step(s.c, s.now, e)
+	for w := range s.c.times {
+		if s.c.members[w] == nil && s.c.joining[w] == nil {
+			s.t.Errorf("after %+v: times of worker %d are kept, which is gone", e, w)
+		}
+	}
 	for _, e := range effects {
 		switch e := e.(type) {
 		case Command:

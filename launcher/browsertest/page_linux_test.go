@@ -358,8 +358,12 @@ func TestPage(t *testing.T) {
 	do(ctx, t, click(`.worker[data-worker="1"] .leave`),
 		holds(`document.querySelector('#gone-list').textContent.includes('worker 1')`))
 	r.until("left", 1)
-	do(ctx, t, click(`.worker[data-worker="0"] .freeze`), holds(`document.querySelector('#toasts').textContent.includes('freeze: worker 0')`),
+	do(ctx, t, click(`.worker[data-worker="0"] .freeze`), holds(`document.querySelector('#toasts').textContent.includes('freeze: worker 0')`))
+	r.until("recovered", 2) // without it; its card stays
+	do(ctx, t, holds(`document.querySelector('.worker[data-worker="0"]').textContent.includes('is awaited')`),
 		click(`.worker[data-worker="0"] .thaw`), holds(`document.querySelector('#toasts').textContent.includes('thaw: worker 0')`))
+	r.until("joined", 2)
+	do(ctx, t, holds(`document.querySelector('.stage .worker[data-worker="0"]') != null`))
 	do(ctx, t, click(`#stop`), click(`#stop-do`), holds(`document.querySelector('#state').dataset.state == 'stopped'`),
 		holds(`document.querySelector('#stop').disabled`))
 	if r.cmd.Wait(); r.cmd.ProcessState.ExitCode() != session.ExitFailed {

@@ -156,7 +156,7 @@ func (s *Session) fence(w *worker) {
 // fenced takes in that the process of a fenced worker has a place for its next session.
 func (s *Session) fenced(e Fenced) {
 	s.roster.pending--
-	s.enlist(&worker{who: e.As, fences: true, pid: s.workers[e.Worker].pid, hello: s.now.Add(timing.Of(s.cfg.Detect).Grace)}, "is awaited")
+	s.enlist(&worker{who: e.As, fences: true, pid: s.workers[e.Worker].pid, hello: s.now.Add(timing.Of(s.cfg.Detect).Grace)}, view.Awaited)
 }
 
 // replaceFirst restarts a worker that was lost before training.
@@ -247,7 +247,7 @@ func (s *Session) started(e WorkerStarted) {
 		s.cannotStart(e)
 		return
 	}
-	s.enlist(&worker{who: e.Worker, hello: s.now.Add(s.cfg.HelloTimeout)}, "begins")
+	s.enlist(&worker{who: e.Worker, hello: s.now.Add(s.cfg.HelloTimeout)}, view.Begins)
 }
 
 // enlist gives a worker a place.

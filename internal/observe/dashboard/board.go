@@ -263,7 +263,7 @@ func (b *board) worker(e view.Worker) {
 	if e.State == "" || e.Step > 0 {
 		w.Step, w.Forwards, w.Backwards = e.Step, e.Forwards, e.Backwards
 	}
-	if e.State == "begins" {
+	if e.State == view.Begins || e.State == view.Awaited {
 		w.Gone = ""
 	}
 	b.at.workers++

@@ -82,12 +82,15 @@ func TestWorkers(t *testing.T) {
 	if w := b.workers[0]; w.Gone != "" || !slices.Equal(w.Stages, []int{0, 1}) {
 		t.Errorf("who stays is %+v", w)
 	}
-	b.add(epoch, view.Worker{ID: 1, State: "begins"})
-	if w := b.workers[1]; w.Gone != "" || w.State != "begins" {
-		t.Errorf("a worker that is restarted is %+v", w)
+	for _, state := range []string{view.Begins, view.Awaited} {
+		b.add(epoch, view.Worker{ID: 1, State: state})
+		if w := b.workers[1]; w.Gone != "" || w.State != state {
+			t.Errorf("a worker that is to join is %+v", w)
+		}
+		b.add(epoch, change("lost", 1, "worker 1 exited"))
 	}
 	for i := range 3 * maxGone {
-		b.add(epoch, view.Worker{ID: 10 + i, State: "begins"})
+		b.add(epoch, view.Worker{ID: 10 + i, State: view.Begins})
 		b.add(epoch, change("left", 10+i, "has left"))
 	}
 	if len(b.workers) > 3+maxGone {
@@ -151,7 +154,7 @@ func TestSince(t *testing.T) {
 			case 1:
 				b.add(epoch, change("note", -1, "something"))
 			case 2:
-				b.add(epoch, view.Worker{ID: rapid.IntRange(0, 5).Draw(t, "worker"), State: "begins"})
+				b.add(epoch, view.Worker{ID: rapid.IntRange(0, 5).Draw(t, "worker"), State: view.Begins})
 			case 3:
 				b.add(epoch, view.Timeline{ID: rapid.IntRange(0, 2).Draw(t, "worker"), Timeline: control.Timeline{Step: n, End: 5}})
 			case 4:

@@ -70,6 +70,12 @@ type Recovered struct {
 	What string // what happened, such as "worker 2 killed"; "" for Cause
 }
 
+// States of a worker that is to join: its process begins, or is one that missed heartbeats and is awaited.
+const (
+	Begins  = "begins"
+	Awaited = "is awaited"
+)
+
 // Worker is news of one worker.
 type Worker struct {
 	ID                  int
