@@ -191,3 +191,34 @@ func launchIn(cwd string, args ...string) *exec.Cmd {
 	cmd.Dir = cwd
 	return cmd
 }
+
+// The run directory of a machine that does not lead is removed while it trains: it has all records again, further checkpoints are
+// whole, and no worker is lost.
+func TestRemovedRunDirectory(t *testing.T) {
+	built(t)
+	t.Parallel()
+	all := gatheredFor(t, 2, mlp, "--steps", "200", "--micro-batch", "4", "--eval-every", "0", "--checkpoint-every", "40")
+	await(t, "20 steps", func() bool {
+		text, _ := os.ReadFile(filepath.Join(all[1].run, "metrics.jsonl"))
+		return bytes.Count(text, []byte("\n")) > 20
+	})
+	for os.RemoveAll(all[1].run) != nil { // files come again while it is removed
+	}
+	var sum rundir.Summary
+	for _, m := range all {
+		if status := m.end(t); status != 0 {
+			t.Fatalf("status %d\n%s%s", status, &m.out, &m.errs)
+		}
+	}
+	readJSON(t, filepath.Join(all[1].run, "summary.json"), &sum)
+	if n := len(lines[rundir.Metrics](t, filepath.Join(all[1].run, "metrics.jsonl"))); n != 200 || sum.WorkersLost != 0 {
+		t.Errorf("%d lines of metrics, %+v\n%s%s", n, sum, &all[1].out, &all[1].errs)
+	}
+	var job rundir.Job
+	readJSON(t, filepath.Join(all[0].run, "job.json"), &job)
+	if found, err := checkpoint.At(all[0].run, job.Eras(), 200); err != nil {
+		t.Error(err)
+	} else {
+		found.Close()
+	}
+}
