@@ -99,9 +99,10 @@ func TestCheckpointsAreKeptListedAndExported(t *testing.T) {
 	}
 	for want, args := range map[string][]string{
 		`model\.safetensors is there already`:          {"--output", to},
-		`--step 50: .*altered: .*launcher checkpoints`: {"--step", "50", "--output", t.TempDir()},
+		`--step 50: .*altered: .*launcher checkpoints`: {"--step", "00000050", "--output", t.TempDir()},
 		`--step 7: .*launcher checkpoints`:             {"--step", "7", "--output", t.TempDir()},
-		`--step 0: give at least 1`:                    {"--step", "0"},
+		`--step 0: give a whole number of at least 1`:  {"--step", "0"},
+		`--output names no directory`:                  {"--output", ""},
 	} {
 		var out, errs strings.Builder
 		if status := execute(append([]string{"export", dir}, args...), &out, &errs); status == 0 || !regexp.MustCompile(want).MatchString(errs.String()) {

@@ -218,7 +218,11 @@ func (e *BlockedError) cause() string { return blocked(e.Worker, e.Call, e.For) 
 
 // blocked says that a call has not returned.
 func blocked(worker int, call string, after time.Duration) string {
-	return fmt.Sprintf("worker %d: %s has not returned for %.0f s", worker, call, after.Seconds())
+	digits := 0
+	if after < time.Second {
+		digits = 1
+	}
+	return fmt.Sprintf("worker %d: %s has not returned for %.*f s", worker, call, digits, after.Seconds())
 }
 
 // loss ends the message that a worker is gone.

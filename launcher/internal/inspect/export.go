@@ -9,9 +9,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/store/archive"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -28,8 +30,7 @@ const (
 
 // NewExport returns the command.
 func NewExport() *cobra.Command {
-	var step int
-	var output string
+	var number, output string
 	var optimizer bool
 	cmd := &cobra.Command{
 		Use:   "export [flags] [RUN_DIR|URL]",
@@ -50,8 +51,15 @@ of the folder of --checkpoints, are copied to TMPDIR meanwhile.`,
 		Args: cli.AtMost(1, "[RUN_DIR|URL]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := append(args, cli.Latest)[0]
-			if cmd.Flags().Changed("step") && step < 1 {
-				return fmt.Errorf("--step %d: give at least 1", step)
+			step := 0
+			if cmd.Flags().Changed("step") {
+				var err error
+				if step, err = strconv.Atoi(number); err != nil || step < 1 { // in decimal, though names of files begin with zeros
+					return fmt.Errorf("--step %s: give a whole number of at least 1", faults.Value(number))
+				}
+			}
+			if output == "" {
+				return errors.New("--output names no directory; give one, or leave it out for this one")
 			}
 			var job rundir.Job
 			of := bucket.Holds(path)
@@ -98,7 +106,7 @@ of the folder of --checkpoints, are copied to TMPDIR meanwhile.`,
 			return nil
 		},
 	}
-	cmd.Flags().IntVar(&step, "step", 0, "step of the checkpoint (default the newest whole one)")
+	cmd.Flags().StringVar(&number, "step", "", "`step` of the checkpoint, also as in the names of its files (default the newest whole one)")
 	cmd.Flags().StringVar(&output, "output", ".", "`directory` for the files, which is made")
 	cmd.Flags().BoolVar(&optimizer, "optimizer", false, "write the optimizer's state as well")
 	return cmd
