@@ -371,3 +371,25 @@ func TestAddrOf(t *testing.T) {
 		t.Error("no address")
 	}
 }
+
+// Machines of one name that join a run in the same moment each get a name of their own, and take part.
+func TestMachinesJoinAtOnce(t *testing.T) {
+	built(t)
+	t.Parallel()
+	first := startMachine(t, "", "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "1", "--listen=127.0.0.1:0", "--wait-hosts", "1", mlp,
+		"--steps", "100000", "--micro-batch", "4", "--eval-every", "0")
+	await(t, "the first step", func() bool { return strings.Contains(first.out.String(), "step ") })
+	all := joined(t, 5, first, "join", "--plain", "--workers", "1", "--run-dir", "run", "-")
+	await(t, "all workers to join", func() bool {
+		text, _ := os.ReadFile(filepath.Join(first.run, "events.jsonl"))
+		return bytes.Count(text, []byte(`"kind":"joined"`)) == 4
+	})
+	if status, _, errs := first.say(t, "stop", "run"); status != 0 {
+		t.Error(errs)
+	}
+	for _, m := range all {
+		if status := m.end(t); status != 1 || !strings.Contains(m.errs.String(), "stopped") {
+			t.Errorf("status %d\n%s%s", status, &m.out, &m.errs)
+		}
+	}
+}

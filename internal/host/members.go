@@ -284,7 +284,8 @@ func (l *lead) takeIn(ctx context.Context, a Addr) int {
 	return -1
 }
 
-// enters chooses the name of a host: the one that it wants, if no other host has it, or the one that had it is lost.
+// enters chooses the name of a host: the one that it wants, if no other host has it, or the one that had it is lost. One that has
+// entered and not linked yet is on its way: machines that join in one moment may want the same name.
 func (r *roster) enters(a Addr) entering {
 	for i, h := range r.addrs {
 		if h.Agree == a.Agree && h.Link == a.Link {
@@ -295,9 +296,9 @@ func (r *roster) enters(a Addr) entering {
 	for n := 2; ; n++ {
 		i := slices.IndexFunc(r.addrs, func(h Addr) bool { return h.Name == a.Name })
 		switch {
-		case i < 0 || r.hosts[i].lost:
+		case i < 0 || r.hosts[i].lost && !r.hosts[i].awaited:
 			return entering{host: a, known: -1}
-		case r.hosts[i].out == nil:
+		case r.hosts[i].out == nil && !r.hosts[i].awaited:
 			return entering{known: -1, refused: true} // until that one links, or is lost
 		}
 		a.Name = fmt.Sprintf("%s-%d", wanted, n)
@@ -309,7 +310,7 @@ func (r *roster) entered(a Addr) (host int) {
 	if r.addrs, host = entered(r.addrs, a); host == len(r.hosts) {
 		r.hosts = append(r.hosts, hostState{})
 	}
-	r.hosts[host] = hostState{lost: true, starts: a.Starts}
+	r.hosts[host] = hostState{lost: true, awaited: true, starts: a.Starts}
 	return host
 }
 

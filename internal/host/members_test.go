@@ -71,6 +71,7 @@ func TestEnters(t *testing.T) {
 	if i != 3 || len(r.hosts) != 4 {
 		t.Fatalf("its place is %d of %d", i, len(r.hosts))
 	}
+	check("d", "y:1", "d-2 -1 false") // another one, in the same moment
 	for host, want := range map[int]session.HostBack{2: {Host: "c", Workers: 2}, 3: {Host: "d", Workers: 3}} {
 		events, err := r.linked(now, hostLinked{host: host, server: "s", out: new(sent)})
 		if err != nil || len(events) != 1 || events[0] != want {
@@ -81,6 +82,8 @@ func TestEnters(t *testing.T) {
 	if got := fmt.Sprintf("%s %s %v %v", v.Leader, v.TieBreak, v.Hosts[2], v.Hosts[3]); got != "a b {s at x:1 true false false false} {s at d:1 true false false false}" {
 		t.Errorf("the view is %s", got)
 	}
+	r.lose(3)
+	check("d", "y:1", "d -1 false")
 }
 
 // A new leader starts the workers of a host that has entered and has none yet, and of no other.

@@ -49,6 +49,8 @@ type hostState struct {
 	told   bool   // it has been linked once
 	twice  bool   // and again, so this leadership starts over, and takes in nothing of the new link
 	lost   bool
+
+	awaited bool // it has entered under this leadership, and not linked yet
 }
 
 // member is a session of a worker.
@@ -247,7 +249,7 @@ func (r *roster) linked(now time.Time, e hostLinked) ([]session.Event, error) {
 		return nil, errLinkedTwice
 	}
 	was := h.lost
-	h.out, h.server, h.since, h.told, h.lost = e.out, e.server, time.Time{}, true, false
+	h.out, h.server, h.since, h.told, h.lost, h.awaited = e.out, e.server, time.Time{}, true, false, false
 	h.heard.Restart(now)
 	absent := true
 	for i, m := range r.members {
