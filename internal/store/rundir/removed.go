@@ -1,6 +1,7 @@
 package rundir
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -11,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A run directory that is removed while its run trains is made again: the files that the run holds open still have what was written to
-// them. Where it cannot be made again, lines go on into the open files, and the end of the run puts all of it into another folder.
+// A run directory that is removed, moved away or covered by a mount while its run trains is made again: the files that the run holds open
+// still have what was written to them. Where it cannot be made again, lines go on into the open files, and the end of the run puts all of it into another folder.
 
 // RemovedError means that a run directory, or a line file of it, was removed while its run trains. What was to be written is written.
 type RemovedError struct {
@@ -61,14 +62,14 @@ func (d *Dir) hold() error {
 	return nil
 }
 
-// restore makes the directory again if the file that is to be written, or the directory, was removed. It returns a [RemovedError] once
+// restore makes the directory again if the file that is to be written, or the directory, was removed, or another one has its place. It returns a [RemovedError] once
 // for each cause. d.mu is held.
 func (d *Dir) restore(name string) error {
 	probe := d.path
 	if d.lines[name] != nil {
 		probe = d.File(name)
 	}
-	if d.lines == nil || !isMissing(probe) {
+	if d.lines == nil || !isMissing(probe) && !d.isOther(name) {
 		d.gone = nil
 		return nil
 	}
@@ -89,8 +90,43 @@ func isMissing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
 
+// isOther reports whether the name of a line file belongs to another file than the one that is open, and not because another host leads.
+func (d *Dir) isOther(name string) bool {
+	f := d.lines[name]
+	if f == nil {
+		return false
+	}
+	was, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	is, err := os.Lstat(d.File(name))
+	return err == nil && !os.SameFile(was, is) && d.leads(d.by)
+}
+
+// isAnother reports whether the directory has another run by now.
+func (d *Dir) isAnother() bool {
+	was := d.held["job.json"]
+	if was == nil {
+		return false
+	}
+	info, err := was.Stat()
+	if err != nil {
+		return true
+	}
+	own, err := io.ReadAll(io.NewSectionReader(was, 0, info.Size()))
+	if err != nil {
+		return true
+	}
+	is, err := os.ReadFile(d.File("job.json"))
+	return !errors.Is(err, fs.ErrNotExist) && (err != nil || !bytes.Equal(is, own))
+}
+
 // make makes what is missing of the directory.
 func (d *Dir) make() error {
+	if d.isAnother() {
+		return ErrInUse
+	}
 	if err := errors.Join(os.MkdirAll(filepath.Dir(d.path), 0o777), os.MkdirAll(d.File("log"), 0o700), tighten(d.path)); err != nil {
 		return err
 	}
@@ -130,16 +166,18 @@ func (d *Dir) lockAgain() error {
 		if err != nil {
 			return err
 		}
-		if is, err := os.Lstat(d.File("lock")); err != nil || !os.SameFile(was, is) {
-			return errors.Join(err, ErrInUse)
+		is, err := os.Lstat(d.File("lock"))
+		if err != nil || os.SameFile(was, is) {
+			return err
 		}
-		return nil
-	}
-	if err != nil {
+		if lock, err = openFile(d.File("lock"), os.O_RDWR); err != nil { // that of a directory that has come back is free
+			return err
+		}
+	} else if err != nil {
 		return err
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return errors.Join(err, lock.Close())
+		return errors.Join(ErrInUse, err, lock.Close())
 	}
 	if d.lock != nil {
 		_ = d.lock.Close()
@@ -152,7 +190,8 @@ func (d *Dir) lockAgain() error {
 func (d *Dir) copyTo(folder string) error {
 	copyFile := func(name string, from io.ReaderAt, info fs.FileInfo, err error) error {
 		path := filepath.Join(folder, name)
-		if err != nil || !isMissing(path) {
+		other := folder == d.path && d.isOther(name)
+		if err != nil || !isMissing(path) && !other {
 			return err
 		}
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -164,6 +203,9 @@ func (d *Dir) copyTo(folder string) error {
 		}
 		if _, err = io.Copy(f, io.NewSectionReader(from, 0, info.Size())); err == nil {
 			err = f.Chmod(info.Mode().Perm())
+		}
+		if err == nil && other && !d.leads(d.by) {
+			err = ErrReplaced
 		}
 		if err != nil {
 			f.Discard()

@@ -145,3 +145,67 @@ func TestReadOnlyDisk(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A directory that was moved away, and comes back when another one has its place, gets the lines that were written meanwhile.
+func TestMovedDirectory(t *testing.T) {
+	d, parent := removable(t)
+	away := filepath.Join(parent, "away")
+	var removed *RemovedError
+	if err := os.Rename(d.Path(), away); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.AddMetrics(Metrics{Step: 4}); !errors.As(err, &removed) || removed.Err != nil {
+		t.Fatalf("%v", err)
+	}
+	if err := errors.Join(os.Rename(d.Path(), filepath.Join(parent, "second")), os.Rename(away, d.Path())); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.AddMetrics(Metrics{Step: 5}); !errors.As(err, &removed) || removed.Err != nil {
+		t.Fatalf("%v", err)
+	}
+	if err := d.AddMetrics(Metrics{Step: 6}); err != nil {
+		t.Error(err)
+	}
+	if n := lineCount(t, d.File("metrics.jsonl")); n != 6 {
+		t.Errorf("%d lines of 6 steps", n)
+	}
+	if _, err := Create(d.Path(), "gpt", time.Now()); !errors.Is(err, ErrInUse) {
+		t.Errorf("another run takes it: %v", err)
+	}
+}
+
+// What another run has left in its place stays as it is, and so does what a later leader of this one has made of it.
+func TestMovedAndTaken(t *testing.T) {
+	d, parent := removable(t)
+	if err := os.Rename(d.Path(), filepath.Join(parent, "away")); err != nil {
+		t.Fatal(err)
+	}
+	other, err := Create(d.Path(), "gpt", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(other.WriteJob(Job{Program: "mlp", Steps: 7}, nil), other.AddMetrics(Metrics{Step: 1}), other.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.AddMetrics(Metrics{Step: 4}); !errors.Is(err, ErrInUse) {
+		t.Errorf("%v", err)
+	}
+	if n := lineCount(t, d.File("metrics.jsonl")); n != 1 {
+		t.Errorf("the other run has %d lines", n)
+	}
+
+	shared, _ := removable(t)
+	next := Attach(shared.Path(), shared.Path(), false)
+	if err := errors.Join(next.Resume(Leader{1, 2}), next.AddMetrics(Metrics{Step: 4})); err != nil {
+		t.Fatal(err)
+	}
+	if err := shared.AddMetrics(Metrics{Step: 4, Loss: 9}); err != nil { // it slept
+		t.Error(err)
+	}
+	if err := errors.Join(next.AddMetrics(Metrics{Step: 5}), next.Close()); err != nil {
+		t.Error(err)
+	}
+	if n := lineCount(t, next.File("metrics.jsonl")); n != 5 {
+		t.Errorf("%d lines of 5 steps", n)
+	}
+}

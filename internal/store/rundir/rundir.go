@@ -42,6 +42,7 @@ type Dir struct {
 	mu      sync.Mutex
 	lines   map[string]lineFile // by name, from WriteJob or Resume to Close
 	held    map[string]*os.File // what was written once, open to be read; the same
+	by      Leader              // that has continued the files; none for who made them
 	gone    *RemovedError       // the directory was removed and cannot be made again
 	reached []byte              // newest content of workers.json
 	space   space
@@ -117,6 +118,7 @@ func (d *Dir) Resume(by Leader) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	FreeReserve(d.path) // the copies may need it
+	d.by = by
 	if err := d.begin(by); err != nil {
 		return err
 	}
