@@ -65,7 +65,7 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 			case control.ReadLog:
 				_ = conn.Send(logs.Read(c.RunDir.Path(), m)) // the same
 			case control.Reach:
-				_ = conn.Send(control.Reached{Found: c.probe(ctx, c.host(m.Host))}) // its sender may have ended
+				_ = conn.Send(control.Reached{Found: c.probe(ctx, c.hosts()[c.host(m.Host)].Link)}) // its sender may have ended
 			case control.Enter:
 				s.answer(ctx, conn, m.Host)
 			case control.Host:
@@ -261,7 +261,7 @@ func (r *relay) inquire(ctx context.Context, host int) bool {
 			others = append(others, func(ctx context.Context) reach.Finding { return r.second(ctx, i, host) })
 		}
 	}
-	probe := func(ctx context.Context) reach.Finding { return r.c.probe(ctx, host) }
+	probe := func(ctx context.Context) reach.Finding { return r.c.probe(ctx, r.c.hosts()[host].Link) }
 	found := reach.Inquire(ctx, timing.Probe, need+len(voters)/2, probe, others)
 	return found == reach.Refuses || found == reach.Silent
 }
@@ -286,9 +286,9 @@ func (r *relay) second(ctx context.Context, whom, host int) reach.Finding {
 	return reach.Unsure
 }
 
-// probe finds out whether this host reaches the machine of another one.
-func (c *Config) probe(ctx context.Context, host int) reach.Finding {
+// probe finds out whether this host reaches the machine of another one, at an address.
+func (c *Config) probe(ctx context.Context, addr string) reach.Finding {
 	return reach.Probe(ctx, c.times().Answer, func(ctx context.Context) (net.Conn, error) {
-		return c.dialer().DialContext(ctx, "tcp", c.hosts()[host].Link)
+		return c.dialer().DialContext(ctx, "tcp", addr)
 	})
 }

@@ -69,28 +69,36 @@ func (c *Config) hostNames() (names []string) {
 
 // voters returns the names of the hosts that vote.
 func (c *Config) voters() (names []string) {
-	if c.agreed != nil {
-		for _, s := range c.agreed().Servers {
-			if s.Voter {
-				names = append(names, agree.HostOf(s.ID))
-			}
-		}
-	}
-	if len(names) > 0 {
-		return names
-	}
-	for _, h := range c.Hosts { // the log is not there yet
-		if h.Voter || c.Enters != nil && h.Name != c.self().Name {
-			names = append(names, h.Name)
+	for _, s := range c.servers() {
+		if s.Voter {
+			names = append(names, agree.HostOf(s.ID))
 		}
 	}
 	return names
 }
 
+// servers returns all servers of the log.
+func (c *Config) servers() (all []agree.Server) {
+	if c.agreed != nil {
+		all = c.agreed().Servers
+	}
+	if slices.ContainsFunc(all, func(s agree.Server) bool { return s.Voter }) {
+		return all
+	}
+	all = nil
+	for _, h := range c.Hosts { // the log is not there yet
+		if h.Voter || c.Enters != nil && h.Name != c.self().Name {
+			all = append(all, agree.Server{ID: h.Name, Addr: h.Agree, Voter: true})
+		}
+	}
+	return all
+}
+
 // waits says what a host without a leader waits for.
 func (c *Config) waits() string {
 	voters := c.voters()
-	others := slices.DeleteFunc(slices.Clone(voters), func(name string) bool { return name == c.self().Name })
+	others := slices.Compact(slices.Sorted(slices.Values(voters)))
+	others = slices.DeleteFunc(others, func(name string) bool { return name == c.self().Name })
 	return fmt.Sprintf("%s hears of no leader, and its workers hold: %d of %d hosts that vote have to be there; it waits for %s",
 		c.self().Name, len(voters)/2+1, len(voters), strings.Join(others, ", "))
 }
@@ -107,16 +115,42 @@ func (c *Config) strandedAfter() time.Duration { return min(c.times().Host, timi
 
 // isStranded asks the machines of all other hosts that vote whether their agents are there. One that does not answer may be.
 func (c *Config) isStranded(ctx context.Context) error {
-	voters, gone := c.voters(), 0
-	for _, name := range voters {
-		if i := c.host(name); i >= 0 && i != c.Self && c.probe(ctx, i) == reach.Refuses {
-			gone++
+	voters, gone := 0, 0
+	all := c.servers()
+	for _, s := range all {
+		if s.Voter {
+			voters++
+			if c.isGone(ctx, s, all) {
+				gone++
+			}
 		}
 	}
-	if len(voters) > 0 && len(voters)-gone <= len(voters)/2 {
-		return &StrandedError{gone, len(voters)}
+	if voters > 0 && voters-gone <= voters/2 {
+		return &StrandedError{gone, voters}
 	}
 	return nil
+}
+
+// isGone reports whether a server of the log cannot come back. Another machine, or the same one with a new log, may have the name of its
+// host by now.
+func (c *Config) isGone(ctx context.Context, s agree.Server, all []agree.Server) bool {
+	name := agree.HostOf(s.ID)
+	i := c.host(name)
+	if i < 0 {
+		return false
+	}
+	switch h := c.hosts()[i]; {
+	case s.Addr != "" && s.Addr != h.Agree:
+		return c.refuses(ctx, s.Addr)
+	case slices.ContainsFunc(all, func(o agree.Server) bool { return o.ID != s.ID && agree.HostOf(o.ID) == name && o.Addr == s.Addr }):
+		return true
+	default:
+		return i != c.Self && c.refuses(ctx, h.Link)
+	}
+}
+
+func (c *Config) refuses(ctx context.Context, addr string) bool {
+	return c.probe(ctx, addr) == reach.Refuses
 }
 
 // watchStranded tells when this host has heard of no leader for a while and can never hear of one.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -131,6 +132,43 @@ func TestStranded(t *testing.T) {
 	c.Enters = &c.Hosts[2]
 	if err := c.isStranded(context.Background()); err == nil {
 		t.Error("one that enters a run that has ended is not stranded")
+	}
+}
+
+// A host that votes is gone where another machine, or the same one with a new log, has its name, unless its own server still answers.
+func TestStrandedByNames(t *testing.T) {
+	live, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer live.Close()
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	here, dead := live.Addr().String(), gone.Addr().String()
+	server := func(id, addr string) agree.Server {
+		return agree.Server{ID: id, Addr: addr, Voter: !strings.Contains(id, "#")}
+	}
+	for name, c := range map[string]struct {
+		servers  []agree.Server
+		stranded bool
+	}{
+		"all are there":                {[]agree.Server{server("a", here), server("b", here), server("c", "own")}, false},
+		"another machine, the same":    {[]agree.Server{server("a", dead), server("a#1", here), server("b", dead), server("c", "own")}, true},
+		"the first one still answers":  {[]agree.Server{server("a", here), server("b", dead), server("c", "own")}, false},
+		"a new log at the old address": {[]agree.Server{server("a", here), server("a#1", here), server("b", dead), server("c", "own")}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := &Config{Apart: true, Link: live, Self: 2, agreed: func() agree.State { return agree.State{Servers: c.servers} }}
+			for i, h := range []string{"a", "b", "c"} {
+				is.Hosts = append(is.Hosts, Addr{Name: h, Agree: []string{here, here, "own"}[i], Link: here})
+			}
+			if err := is.isStranded(t.Context()); (err != nil) != c.stranded {
+				t.Error(err)
+			}
+		})
 	}
 }
 
