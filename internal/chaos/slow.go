@@ -34,6 +34,7 @@ func Slow(p Process, file string, factor float64) error {
 	fresh := file + ".new"
 	err := os.MkdirAll(filepath.Dir(file), 0o755)
 	if err == nil {
+		_ = os.Remove(fresh) // if it is a FIFO, nobody reads it
 		err = os.WriteFile(fresh, []byte(decimal(factor)+"\n"), 0o644)
 	}
 	if err == nil {
@@ -47,11 +48,14 @@ func Slow(p Process, file string, factor float64) error {
 
 // ReadSlow reads a file that [Slow] has written.
 func ReadSlow(file string) (factor float64, err error) {
-	f, err := os.Open(file)
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return 0, fmt.Errorf("chaos: slow: %w", err)
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return 0, errors.Join(fmt.Errorf("chaos: %s is no file", strconv.Quote(file)), err)
+	}
 	text, err := io.ReadAll(io.LimitReader(f, 64))
 	if err != nil {
 		return 0, fmt.Errorf("chaos: slow: %w", err)

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -43,5 +44,17 @@ func TestSlow(t *testing.T) {
 		if v, err := ReadSlow(file); err == nil {
 			t.Errorf("%q was read as %v", text, v)
 		}
+	}
+	for _, fifo := range []string{file, file + ".new"} { // nobody writes to one, and nobody reads the other
+		_ = os.Remove(fifo)
+		if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if v, err := ReadSlow(file); err == nil {
+		t.Errorf("a FIFO was read as %v", v)
+	}
+	if err := Slow(&p, file, 0.5); err != nil {
+		t.Error(err)
 	}
 }

@@ -38,7 +38,10 @@ type lineFile interface {
 // record is what a line of a line file holds.
 type record interface{ whole() bool }
 
-func (m Metrics) whole() bool { return m.Step > 0 }
+// maxNumber is more steps, and plans, than a run has. What continues from a record adds to its numbers.
+const maxNumber = 1<<31 - 1
+
+func (m Metrics) whole() bool { return m.Step > 0 && m.Step <= maxNumber && m.Plan < maxNumber/2 }
 func (e Event) whole() bool   { return e.Kind != "" }
 func (p Plan) whole() bool    { return len(p.Plan) > 0 }
 func (s Skip) whole() bool    { return !s.Time.IsZero() }

@@ -191,3 +191,17 @@ func FuzzSift(f *testing.F) {
 		}
 	})
 }
+
+// What continues from a record adds to its step and its plan, and both travel as 31 bits.
+func TestNumbersOfRecords(t *testing.T) {
+	for text, want := range map[string]bool{
+		`{"step":30,"loss":1,"plan":70000}`:                true,
+		`{"step":30,"loss":1,"plan":4294967296}`:           false,
+		`{"step":30,"loss":1,"plan":18446744073709551615}`: false,
+		`{"step":9223372036854775807,"loss":1,"plan":1}`:   false,
+	} {
+		if isRecord[Metrics]([]byte(text)) != want {
+			t.Error(text)
+		}
+	}
+}

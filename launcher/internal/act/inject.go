@@ -122,7 +122,7 @@ func find(runDir string, ids []int) (run rundir.Workers, targets []rundir.Proces
 		return run, nil, cli.Fail(err)
 	}
 	var faults []error
-	for _, w := range ids {
+	for _, w := range slices.Compact(slices.Sorted(slices.Values(ids))) {
 		i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
 		if i < 0 {
 			faults = append(faults, fmt.Errorf("there is no worker %d: launcher status %s lists those of the run", w, runDir))
@@ -154,8 +154,14 @@ func (in Injection) signal(ctx context.Context, agent string, targets []rundir.P
 		return err
 	}
 	defer conn.Close()
-	told := 0
+	const ahead = 64 // both sockets take as many, so neither side waits for the other
+	told, heard := 0, 0
 	for i, p := range processes {
+		for ; told-heard >= ahead; heard++ {
+			if _, err := conn.Receive(ctx); err != nil {
+				return fmt.Errorf("worker %d: the run's launcher does not answer: %w", targets[i].ID, err)
+			}
+		}
 		// The agent is told first: it may have recovered from a death before we run again.
 		m := control.Fault{Kind: in.Name, Worker: targets[i].ID, At: chaos.Now()}
 		if in.tell && conn.Send(m) == nil {
@@ -169,7 +175,7 @@ func (in Injection) signal(ctx context.Context, agent string, targets []rundir.P
 			return fmt.Errorf("worker %d: %w", targets[i].ID, err)
 		}
 	}
-	for range told {
+	for range told - heard {
 		// A run that has ended meanwhile has no more use for it.
 		if _, err := conn.Receive(ctx); err != nil {
 			return nil
