@@ -70,6 +70,7 @@ Whoever has a ticket can take part for an hour: treat it as a password.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			errs := f.addrFaults(cmd.Flags().Changed)
 			errs.Add(f.noticeFault(cmd.Flags().Changed))
+			errs.If(cmd.Flags().Changed("run-dir") && f.runDir == "", "--run-dir: give the name of a directory")
 			if cmd.Flags().Changed("workers") {
 				errs.Add(cli.Within("workers", f.workers, 1, session.MaxWorkers))
 			}
