@@ -202,8 +202,7 @@ func TestRemovedRunDirectory(t *testing.T) {
 		text, _ := os.ReadFile(filepath.Join(all[1].run, "metrics.jsonl"))
 		return bytes.Count(text, []byte("\n")) > 20
 	})
-	for os.RemoveAll(all[1].run) != nil { // files come again while it is removed
-	}
+	await(t, "the directory to be removed", func() bool { return os.RemoveAll(all[1].run) == nil }) // files come again meanwhile
 	var sum rundir.Summary
 	for _, m := range all {
 		if status := m.end(t); status != 0 {

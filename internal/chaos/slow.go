@@ -34,7 +34,7 @@ func Slow(p Process, file string, factor float64) error {
 	fresh := file + ".new"
 	err := os.MkdirAll(filepath.Dir(file), 0o755)
 	if err == nil {
-		_ = os.Remove(fresh) // if it is a FIFO, nobody reads it
+		_ = os.Remove(fresh) // a FIFO of that name would block
 		err = os.WriteFile(fresh, []byte(decimal(factor)+"\n"), 0o644)
 	}
 	if err == nil {
@@ -54,7 +54,7 @@ func ReadSlow(file string) (factor float64, err error) {
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return 0, errors.Join(fmt.Errorf("chaos: %s is no file", strconv.Quote(file)), err)
+		return 0, errors.Join(fmt.Errorf("chaos: %s is not a regular file", strconv.Quote(file)), err)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, 64))
 	if err != nil {

@@ -45,7 +45,7 @@ func TestSlow(t *testing.T) {
 			t.Errorf("%q was read as %v", text, v)
 		}
 	}
-	for _, fifo := range []string{file, file + ".new"} { // nobody writes to one, and nobody reads the other
+	for _, fifo := range []string{file, file + ".new"} { // without a writer, and without a reader
 		_ = os.Remove(fifo)
 		if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 			t.Fatal(err)

@@ -118,7 +118,7 @@ func (d *Dir) isAnother() bool {
 	if err != nil {
 		return true
 	}
-	is, err := os.ReadFile(d.File("job.json"))
+	is, err := readAtMost(d.File("job.json"), info.Size()+1)
 	return !errors.Is(err, fs.ErrNotExist) && (err != nil || !bytes.Equal(is, own))
 }
 

@@ -58,7 +58,7 @@ func (d *Dir) clean() (notes []string, err error) {
 		return nil, err // the processes that it lists may be others by now
 	}
 	FreeReserve(d.path)
-	d.forgetLeaders() // a run without its agreement may count generations anew
+	d.forgetLeaders() // a run without its agreement may count generations from 1 again
 	if notes, err = d.setAside(); err != nil {
 		return notes, err
 	}
