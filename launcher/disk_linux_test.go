@@ -213,10 +213,57 @@ func TestFullDisk(t *testing.T) {
 			// until it goes on with training.
 			until(t, func() bool {
 				more()
-				return out.said(" leads, and waits for room on the disk: ") || strings.Count(out.String(), holds) > 1
+				return out.said(" leads, and waits until the run directory can be written: ") || strings.Count(out.String(), holds) > 1
 			})
 		}, true, "--workers", "3", "--emulate-hosts", "3")
 	})
+}
+
+// A launcher that can open no file holds training until it can again. A worker dies meanwhile.
+func TestNoDescriptors(t *testing.T) {
+	built(t)
+	t.Parallel()
+	roomy := filepath.Join(t.TempDir(), "run")
+	if status, stdout, stderr := result(t, diskCommand(t, roomy)); status != 0 {
+		t.Fatalf("status %d\n%s%s", status, stdout, stderr)
+	}
+	dir := filepath.Join(t.TempDir(), "run")
+	cmd := diskCommand(t, dir, "--workers", "3", "--respawn")
+	var out spoken
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	until(t, func() bool {
+		text, _ := os.ReadFile(filepath.Join(dir, "metrics.jsonl"))
+		return strings.Count(string(text), "\n") > 20
+	})
+	now, err := rundir.ReadWorkers(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var was unix.Rlimit
+	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(now.Workers[1].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool { return out.said("training holds until it can be written: ") })
+	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_NOFILE, &was, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	want, got := summaryOf(t, roomy), summaryOf(t, dir)
+	if got.ParamsSHA256 != want.ParamsSHA256 || got.WorkersLost != 1 || got.Rollbacks != 0 {
+		t.Errorf("%+v, want %+v\n%s", got, want, &out)
+	}
 }
 
 // spoken is what a process has said, while it speaks.

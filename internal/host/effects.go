@@ -37,12 +37,12 @@ func (r *run) apply(effects []session.Effect) {
 
 // doAll carries out effects in their order. A file that cannot be written is one more event for the session.
 func (r *run) doAll(effects []session.Effect) {
-	var full *rundir.FullError
+	var waits *rundir.WaitError
 	var removed *rundir.RemovedError
 	for _, e := range effects {
 		if err := r.do(e); err != nil {
-			isFull, isRemoved := errors.As(err, &full), errors.As(err, &removed)
-			if !isFull && !isRemoved {
+			isWait, isRemoved := errors.As(err, &waits), errors.As(err, &removed)
+			if !isWait && !isRemoved {
 				r.step(session.FileFailed{Err: err})
 				return
 			}
@@ -51,8 +51,8 @@ func (r *run) doAll(effects []session.Effect) {
 	if removed != nil {
 		r.step(session.DirRemoved{Err: removed, Checkpoints: removed.Checkpoints})
 	}
-	if full != nil {
-		r.step(session.DiskFull{Err: full})
+	if waits != nil {
+		r.step(session.DiskFull{Err: waits})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session/skips"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
@@ -259,8 +260,8 @@ func (l *lead) session(console Console, dir *rundir.Dir, in *session.Inherited) 
 	return sc
 }
 
-// inherit reads what there is of a run; nil if it has not begun in this generation. It waits for room on a full disk, and workers
-// continue meanwhile until the end of their step.
+// inherit reads what there is of a run; nil if it has not begun in this generation. Where the disk is full or takes no writes, it
+// waits, and workers continue meanwhile until the end of their step.
 func (l *lead) inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, error) {
 	in, err := parseAgreed(state)
 	if in == nil {
@@ -274,10 +275,10 @@ func (l *lead) inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, 
 	}
 	by := rundir.Leader{Generation: state.Generation, Term: l.term}
 	err = dir.Resume(by)
-	if rundir.IsFull(err) && l.c.Waits != nil {
-		l.c.Waits(fmt.Sprintf("%s leads, and waits for room on the disk: %v", l.c.self().Name, err))
+	if platform.MayPass(err) && l.c.Waits != nil {
+		l.c.Waits(fmt.Sprintf("%s leads, and waits until the run directory can be written: %v", l.c.self().Name, err))
 	}
-	for rundir.IsFull(err) {
+	for platform.MayPass(err) {
 		select {
 		case <-time.After(timing.Disk):
 			err = dir.Resume(by)
@@ -417,7 +418,7 @@ func readSkips(dir *rundir.Dir, state agree.State) ([]uint64, error) {
 	for _, sample := range state.Skipped() {
 		if had[sample]--; had[sample] < 0 {
 			s := rundir.Skip{Sample: sample, Index: -1, Time: rundir.Time{Time: time.Now()}, Reason: "agreed under another leader"}
-			if err := dir.AddSkip(s); err != nil && !rundir.IsFull(err) {
+			if err := dir.AddSkip(s); err != nil && !platform.MayPass(err) {
 				return nil, &session.FileError{Err: err}
 			}
 			all = append(all, sample)

@@ -14,8 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -150,7 +149,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// write writes and syncs what is pending, until more is closed. What a full disk does not take, it tries again now and then.
+// write writes and syncs what is pending, until more is closed. What the disk does not take for now, it tries again now and then.
 func (l *Local) write() {
 	again := time.NewTimer(0)
 	defer again.Stop()
@@ -173,7 +172,7 @@ func (l *Local) write() {
 			err = l.file.Sync()
 		}
 		l.mu.Lock()
-		if (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)) && l.begun && !l.closed {
+		if platform.MayPass(err) && l.begun && !l.closed {
 			l.mu.Unlock()
 			again.Reset(timing.Disk)
 			continue

@@ -7,11 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
-var errNoSpace = errors.New("the disk of runs/a is full (metrics.jsonl: no space left on device)")
+var errNoSpace = &rundir.WaitError{Dir: "runs/a", File: "metrics.jsonl", Err: unix.ENOSPC}
 
 // holds returns what workers 0 and 1 are told of whether they may commit.
 func holds(r *ran) (all []bool) {
@@ -51,6 +54,21 @@ func TestTrainingHoldsOnAFullDisk(t *testing.T) {
 	r.feed(leave(0, 1)...)
 	if out := r.s.Outcome(); out.Err != nil || !r.s.Over() {
 		t.Errorf("%+v", out)
+	}
+}
+
+// What takes no writes is no full disk, and said so.
+func TestTrainingHoldsWhereNothingCanBeWritten(t *testing.T) {
+	r := savingOf(t, Config{}, 2)
+	err := &rundir.WaitError{Dir: "runs/a", File: "workers.json", Err: unix.EMFILE}
+	r.feed(DiskFull{err})
+	if notes := r.notes("full"); len(notes) != 1 || notes[0] != "training holds until it can be written: "+err.Error() {
+		t.Errorf("%q", notes)
+	}
+	r.effects = nil
+	r.feed(DiskRoom{})
+	if notes := r.notes("room"); len(notes) != 1 || !strings.HasPrefix(notes[0], "the run directory can be written again") {
+		t.Errorf("%q", notes)
 	}
 }
 

@@ -118,7 +118,8 @@ type (
 	SkipAgreed struct{ skips.Question }
 	// FileFailed says that a file of the run directory could not be written.
 	FileFailed struct{ Err error }
-	// DiskFull says that the disk has no room for what must be written, which waits for [RetryFiles].
+	// DiskFull says that the disk has no room for what must be written, or does not take it for another cause that may pass: it waits for
+	// [RetryFiles].
 	DiskFull struct{ Err error }
 	// DiskRoom answers RetryFiles: nothing waits any more. Else DiskFull comes again.
 	DiskRoom struct{}

@@ -333,16 +333,17 @@ func (s *Session) trace(o spans.Out) {
 	}
 }
 
-// A full disk: what the run must write waits in the shell, the workers commit no step meanwhile, and the session asks the shell now
-// and then whether there is room. A run that is to stop does not hold: it has one step left to commit.
+// A disk that is full, or takes no writes for another cause that may pass: what the run must write waits in the shell, the workers commit no step meanwhile, and the session asks the shell now
+// and then whether it is written. A run that is to stop does not hold: it has one step left to commit.
 
 // disk is what the session knows of the disk of the run directory.
 type disk struct {
-	full time.Time // since when what must be written has had no room; zero: it has
-	due  time.Time // when the next attempt is due
+	full   time.Time // since when what must be written waits; zero: it does not
+	noRoom bool      // because there is no room, and not because the disk takes no writes
+	due    time.Time // when the next attempt is due
 }
 
-// diskFull takes in that there is no room for what must be written.
+// diskFull takes in that what must be written waits.
 func (s *Session) diskFull(err error) {
 	if s.phase == ending {
 		return
@@ -351,9 +352,9 @@ func (s *Session) diskFull(err error) {
 	d.due = s.now.Add(timing.Disk)
 	if d.full.IsZero() {
 		d.full = s.now
-		until := "there is room"
-		if fault := (*rundir.FullError)(nil); errors.As(err, &fault) && fault.ReadOnly() {
-			until = "it can be written"
+		fault, until := (*rundir.WaitError)(nil), "it can be written"
+		if d.noRoom = errors.As(err, &fault) && fault.Full(); d.noRoom {
+			until = "there is room"
 		}
 		reason := fmt.Sprintf("training holds until %s: %s", until, OneLine(err.Error()))
 		s.then(s.event(eventFull, reason), Show{view.Note(reason)})
@@ -367,7 +368,11 @@ func (s *Session) diskRoom() {
 	if d.full.IsZero() {
 		return
 	}
-	reason := fmt.Sprintf("the disk has room again after %v: training continues", s.now.Sub(d.full).Round(time.Second))
+	is := "the run directory can be written"
+	if d.noRoom {
+		is = "the disk has room"
+	}
+	reason := fmt.Sprintf("%s again after %v: training continues", is, s.now.Sub(d.full).Round(time.Second))
 	*d = disk{}
 	s.then(s.event(eventRoom, reason), Show{view.Note(reason)})
 	s.hold()

@@ -241,7 +241,7 @@ func (d rootDisk) Create(name string, size int64) (file, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := platform.Allocate(f, size); rundir.IsFull(err) {
+	if err := platform.Allocate(f, size); platform.IsFull(err) {
 		return nil, errors.Join(err, f.Close(), d.Remove(name))
 	}
 	return f, nil

@@ -2,6 +2,7 @@ package rundir
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -123,26 +124,52 @@ func TestRemovedAndTaken(t *testing.T) {
 	}
 }
 
-type readOnly struct{ lineFile }
+// refusing is a line file that takes no writes.
+type refusing struct {
+	lineFile
+	err error
+}
 
-func (readOnly) Write([]byte) (int, error) { return 0, unix.EROFS }
-func (readOnly) Truncate(int64) error      { return unix.EROFS }
+func (f refusing) Write([]byte) (int, error) {
+	return 0, &fs.PathError{Op: "write", Path: metrics, Err: f.err}
+}
 
-// A disk that becomes read-only is waited for like a full one.
-func TestReadOnlyDisk(t *testing.T) {
+// What may pass is waited for like a full disk, and costs neither the traces nor the reserve; nothing is written out of its order.
+func TestWritesThatWait(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		says string
+	}{
+		{unix.EROFS, "is read-only (metrics.jsonl: read-only file system)"},
+		{unix.EPERM, "takes no writes (metrics.jsonl: operation not permitted)"},
+		{unix.EACCES, "takes no writes (metrics.jsonl: permission denied)"},
+		{unix.EMFILE, "takes no writes (metrics.jsonl: too many open files)"},
+	} {
+		d, _ := removable(t)
+		if err := d.AddTrace([]byte("{}")); err != nil {
+			t.Fatal(err)
+		}
+		was := d.lines[metrics]
+		d.lines[metrics] = refusing{was, c.err}
+		for range 2 {
+			var waits *WaitError
+			if err := d.AddMetrics(Metrics{Step: 4}); !errors.As(err, &waits) || waits.Full() || !strings.HasSuffix(err.Error(), c.says) {
+				t.Fatalf("%v, want %s", err, c.says)
+			}
+			if err := d.Flush(); !errors.As(err, &waits) || waits.Full() {
+				t.Errorf("%v", err)
+			}
+		}
+		d.lines[metrics] = was
+		if err := d.Flush(); err != nil || lineCount(t, d.File("metrics.jsonl")) != 5 || lineCount(t, d.File(traces)) != 1 {
+			t.Errorf("%v", err)
+		}
+	}
 	d, _ := removable(t)
-	was := d.lines[metrics]
-	d.lines[metrics] = readOnly{was}
-	var full *FullError
-	if err := d.AddMetrics(Metrics{Step: 4}); !errors.As(err, &full) || !full.ReadOnly() || !strings.Contains(err.Error(), "read-only") {
-		t.Fatalf("%v", err)
-	}
-	if err := d.Flush(); !errors.As(err, &full) {
-		t.Errorf("%v", err)
-	}
-	d.lines[metrics] = was
-	if err := d.Flush(); err != nil || lineCount(t, d.File("metrics.jsonl")) != 4 {
-		t.Errorf("%v", err)
+	d.lines[metrics] = refusing{d.lines[metrics], unix.EIO}
+	var waits *WaitError
+	if err := d.AddMetrics(Metrics{Step: 4}); err == nil || errors.As(err, &waits) {
+		t.Errorf("a disk with a fault is waited for: %v", err)
 	}
 }
 

@@ -22,37 +22,34 @@ const (
 	reserveLines = 256 << 10 // for the lines of a run that holds, and its summary
 )
 
-// maxLate bounds the bytes of writes that wait for room.
+// maxLate bounds the bytes of writes that wait.
 const maxLate = 16 << 20
 
-// FullError means that the disk has no room for what the run must write. What was to be written is not lost: it is written, or
-// waits for [Dir.Flush].
-type FullError struct {
+// WaitError means that the run directory does not take what the run must write, for a cause that may pass ([platform.MayPass]). What
+// was to be written is not lost: it is written, or waits for [Dir.Flush].
+type WaitError struct {
 	Dir  string // the run directory, as the user knows it
-	File string // that did not fit
+	File string // that was to be written
 	Err  error
 }
 
-func (e *FullError) Error() string {
-	is := "full"
-	if e.ReadOnly() {
-		is = "read-only"
+func (e *WaitError) Error() string {
+	switch {
+	case e.Full():
+		return fmt.Sprintf("the disk of %s is full (%s: %v)", e.Dir, e.File, e.Err)
+	case errors.Is(e.Err, unix.EROFS):
+		return fmt.Sprintf("the disk of %s is read-only (%s: %v)", e.Dir, e.File, e.Err)
+	default:
+		return fmt.Sprintf("%s takes no writes (%s: %v)", e.Dir, e.File, e.Err)
 	}
-	return fmt.Sprintf("the disk of %s is %s (%s: %v)", e.Dir, is, e.File, e.Err)
 }
 
-// ReadOnly reports whether the disk takes no writes at all.
-func (e *FullError) ReadOnly() bool { return errors.Is(e.Err, unix.EROFS) }
+// Full reports whether the disk has no room.
+func (e *WaitError) Full() bool { return platform.IsFull(e.Err) }
 
-func (e *FullError) Unwrap() error { return e.Err }
+func (e *WaitError) Unwrap() error { return e.Err }
 
-// IsFull reports whether an error says that the disk has no room, the user no quota, or that the disk is read-only: what is to be
-// written can be written later.
-func IsFull(err error) bool {
-	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
-}
-
-// CheckSpace returns an error that [IsFull] if a file of size bytes would leave less than spare bytes on the disk of dir.
+// CheckSpace returns an error that [platform.IsFull] if a file of size bytes would leave less than spare bytes on the disk of dir.
 func CheckSpace(dir string, size, spare int64) error {
 	free, ok := platform.FreeSpace(dir)
 	if !ok || free >= size+spare {
@@ -68,9 +65,10 @@ func FreeReserve(dir string) bool { return os.Remove(filepath.Join(dir, reserveN
 type space struct {
 	reserve  int64 // bytes to be reserved; 0: the file system cannot, or had no room for them
 	reserved bool
-	late     []func() error // writes that wait for room, in their order
+	late     []func() error // writes that wait, in their order
 	lateSize int
-	lost     bool // traces.jsonl was emptied, and AddTrace has yet to say so
+	cause    error // why they wait
+	lost     bool  // traces.jsonl was emptied, and AddTrace has yet to say so
 }
 
 // setReserve reserves room for the lines and the model of a job, or for the lines alone.
@@ -112,25 +110,25 @@ func (d *Dir) must(name string, size int, write func() error) error {
 }
 
 // mustFit is must for a directory that is there. Where the disk is full, traces.jsonl is emptied first. Then the reserve is opened, and
-// the error is a [FullError] although the write has succeeded; after that, writes wait for Flush.
+// the error is a [WaitError] although the write has succeeded; after that, writes wait for Flush, as they do at once where the cause is
+// another one.
 func (d *Dir) mustFit(name string, size int, write func() error) error {
 	s := &d.space
 	var err error
 	if len(s.late) == 0 {
-		if err = write(); IsFull(err) && d.emptyTraces() {
+		if err = write(); platform.IsFull(err) && d.emptyTraces() {
 			err = write()
 		}
-		if !IsFull(err) {
+		if !platform.MayPass(err) {
 			return err
 		}
-	} else {
-		err = unix.ENOSPC
+		s.cause = cause(err)
 	}
-	fault := &FullError{Dir: d.shown, File: name, Err: cause(err)}
-	if s.reserved {
+	fault := &WaitError{Dir: d.shown, File: name, Err: s.cause}
+	if s.reserved && fault.Full() {
 		s.reserved = false
 		if FreeReserve(d.path) && len(s.late) == 0 {
-			if err = write(); !IsFull(err) {
+			if err = write(); !platform.MayPass(err) {
 				return errors.Join(err, fault)
 			}
 		}
@@ -156,8 +154,7 @@ func (d *Dir) emptyTraces() bool {
 	return true
 }
 
-// Flush does the writes that have waited for room, and reserves room again. The error is a [FullError] as long as there is too
-// little.
+// Flush does the writes that have waited, and reserves room again. The error is a [WaitError] as long as they have to wait.
 func (d *Dir) Flush() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -168,8 +165,9 @@ func (d *Dir) flush() error {
 	s := &d.space
 	for len(s.late) > 0 {
 		err := s.late[0]()
-		if IsFull(err) {
-			return &FullError{Dir: d.shown, File: "lines of the run", Err: cause(err)}
+		if platform.MayPass(err) {
+			s.cause = cause(err)
+			return &WaitError{Dir: d.shown, File: "lines of the run", Err: s.cause}
 		}
 		if s.late = s.late[1:]; err != nil {
 			return err
@@ -178,7 +176,7 @@ func (d *Dir) flush() error {
 	s.lateSize = 0
 	if s.reserve > 0 && !s.reserved && !d.closed {
 		if err := d.makeReserve(s.reserve); err != nil {
-			return &FullError{Dir: d.shown, File: "the reserve", Err: cause(err)}
+			return &WaitError{Dir: d.shown, File: "the reserve", Err: cause(err)}
 		}
 		s.reserved = true
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // smallDisk is a line file on a disk with room for so many bytes, and as many more as the reserve has once that is open.
@@ -83,13 +85,13 @@ func TestFullDisk(t *testing.T) {
 	if err := d.AddTrace([]byte(`1`)); err == nil || !strings.Contains(err.Error(), "emptied") {
 		t.Errorf("a trace after that: %v", err)
 	}
-	var full *FullError
+	var full *WaitError
 	for full == nil {
 		if err := step(); err != nil && !errors.As(err, &full) {
 			t.Fatal(err)
 		}
 	}
-	if !IsFull(full) || !strings.Contains(full.Error(), "metrics.jsonl") {
+	if !full.Full() || !strings.Contains(full.Error(), "metrics.jsonl") {
 		t.Errorf("%v", full)
 	}
 	if _, err := os.Stat(d.File(reserveName)); err == nil || d.space.late != nil {
@@ -132,7 +134,7 @@ func TestLateWritesAreBounded(t *testing.T) {
 	d, _ := onSmallDisk(t, -1<<40)
 	for n := 0; ; n++ {
 		err := d.AddEvent(Event{Kind: "note", Reason: strings.Repeat("x", 1<<20)})
-		var full *FullError
+		var full *WaitError
 		if !errors.As(err, &full) {
 			if err == nil || n > maxLate>>20 {
 				t.Errorf("after %d MB: %v", n, err)
@@ -145,7 +147,7 @@ func TestLateWritesAreBounded(t *testing.T) {
 
 func TestCheckSpace(t *testing.T) {
 	dir := t.TempDir()
-	if err := CheckSpace(dir, 1<<60, SpareCheckpoints); !IsFull(err) {
+	if err := CheckSpace(dir, 1<<60, SpareCheckpoints); !platform.IsFull(err) {
 		t.Errorf("%v", err)
 	}
 	if err := CheckSpace(dir, 1, 0); err != nil {

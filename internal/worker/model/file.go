@@ -113,7 +113,7 @@ func (p *Params) newWriter(path string) (*writer, error) {
 		return nil, err
 	}
 	m := &writer{f: f, b: bufio.NewWriterSize(f, 1<<20)}
-	if err := platform.Allocate(f.File, p.size()); rundir.IsFull(err) {
+	if err := platform.Allocate(f.File, p.size()); platform.IsFull(err) {
 		f.Discard()
 		return nil, err
 	}

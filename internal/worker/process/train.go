@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"runtime"
@@ -336,7 +337,7 @@ func collector(j *Job, runDir string) (c engine.Collector, elsewhere string, err
 	if err = os.MkdirAll(runDir, 0o700); err == nil {
 		c, err = j.Params.Collector(runDir, j.Config)
 	}
-	if err == nil || rundir.IsFull(err) {
+	if err == nil || platform.MayPass(err) && !errors.Is(err, fs.ErrPermission) {
 		return c, "", err
 	}
 	elsewhere, err2 := rundir.Elsewhere(runDir)
@@ -349,19 +350,19 @@ func collector(j *Job, runDir string) (c engine.Collector, elsewhere string, err
 	return c, elsewhere, nil
 }
 
-// awaitSpace opens what writes the files of the model. For them, it gives the reserve of the run directory back; on a disk that is
-// full all the same, it waits for room and says so.
+// awaitSpace opens what writes the files of the model. For them, it gives the reserve of the run directory back; where the disk does not
+// take them all the same, it waits and says so.
 func awaitSpace(ctx context.Context, runDir string, say func(string), open func() (engine.Collector, error)) (engine.Collector, error) {
 	for said := false; ; {
 		c, err := open()
 		switch {
-		case !rundir.IsFull(err):
+		case !platform.MayPass(err):
 			return c, err
-		case rundir.FreeReserve(runDir):
+		case platform.IsFull(err) && rundir.FreeReserve(runDir):
 			continue
 		case !said:
 			said = true
-			say(fmt.Sprintf("the model waits for room: %v", model.PathError(err)))
+			say(fmt.Sprintf("the model waits until it can be written: %v", model.PathError(err)))
 		}
 		select {
 		case <-time.After(timing.Disk):

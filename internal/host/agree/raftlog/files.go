@@ -13,7 +13,6 @@ import (
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"go.etcd.io/bbolt"
 	bbolterrors "go.etcd.io/bbolt/errors"
-	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/platform"
@@ -196,24 +195,24 @@ func (f files) setRoomAside(dir string) {
 func (f files) close() error { return f.log.Close() }
 
 // votes keeps the term and the vote of a node. They must be on disk before the node continues, and raft panics where they cannot be
-// written: on a full disk the node waits. If it is closed meanwhile, the goroutine that waits ends.
+// written: where the disk does not take them for now, the node waits. If it is closed meanwhile, the goroutine that waits ends.
 type votes struct {
 	raft.StableStore
 	quit <-chan struct{}
 }
 
 func (v votes) Set(key, value []byte) error {
-	return v.whenThereIsRoom(func() error { return v.StableStore.Set(key, value) })
+	return v.whenItCan(func() error { return v.StableStore.Set(key, value) })
 }
 
 func (v votes) SetUint64(key []byte, value uint64) error {
-	return v.whenThereIsRoom(func() error { return v.StableStore.SetUint64(key, value) })
+	return v.whenItCan(func() error { return v.StableStore.SetUint64(key, value) })
 }
 
-func (v votes) whenThereIsRoom(write func() error) error {
+func (v votes) whenItCan(write func() error) error {
 	for {
 		err := write()
-		if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+		if !platform.MayPass(err) {
 			return err
 		}
 		select {
