@@ -64,6 +64,11 @@ func Allocate(f *os.File, size int64) error {
 	return nil
 }
 
+// StartWriteback has the system begin to write size bytes of a file to its disk, without waiting for them as Sync does.
+func StartWriteback(f *os.File, from, size int64) {
+	_ = unix.SyncFileRange(int(f.Fd()), from, size, unix.SYNC_FILE_RANGE_WRITE) // Sync tells what fails
+}
+
 func parseMeminfo(r io.Reader) (bytes float64, ok bool) {
 	for lines := bufio.NewScanner(r); lines.Scan(); {
 		if fields := strings.Fields(lines.Text()); len(fields) == 3 && fields[0] == "MemAvailable:" && fields[2] == "kB" {

@@ -72,6 +72,9 @@ func SharedFile(name string) (*os.File, error) {
 // Allocate fails: this system is not asked to set bytes aside.
 func Allocate(*os.File, int64) error { return errors.ErrUnsupported }
 
+// StartWriteback does nothing: this system writes when it sees fit.
+func StartWriteback(*os.File, int64, int64) {}
+
 // AvailableMemory returns false: it is unknown.
 func AvailableMemory() (bytes float64, ok bool) { return 0, false }
 

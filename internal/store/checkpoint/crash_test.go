@@ -204,7 +204,7 @@ func TestEveryFaultOfWriting(t *testing.T) {
 		}
 		m := Manifest{Job: job, Step: 20, Plan: id.Version{Generation: 2, N: n}, Rule: "sgd", Layers: layers}
 		for w, ranges := range deal(2) {
-			f, err := writePart(context.Background(), open, dir, part(20, w, m.Plan, m.Rule, ranges))
+			f, err := writePart(context.Background(), open, dir, part(20, w, m.Plan, m.Rule, ranges), nil)
 			if err != nil {
 				return false, err
 			}

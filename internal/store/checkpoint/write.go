@@ -96,10 +96,16 @@ func (p *Part) ranges() []id.Range {
 // Write writes the file of one owner into the run directory dir, and returns once it is on disk. If it
 // fails, it leaves nothing under the file's name.
 func Write(ctx context.Context, dir string, p Part) (File, error) {
-	return writePart(ctx, openDisk, dir, p)
+	return writePart(ctx, openDisk, dir, p, nil)
 }
 
-func writePart(ctx context.Context, open opener, dir string, p Part) (File, error) {
+// WritePaced is [Write] for a processor and a disk that others need: whenever 4 MiB more are on their way to the disk, it calls rest with
+// the bytes that it has written, which may take its time.
+func WritePaced(ctx context.Context, dir string, p Part, rest func(written int64)) (File, error) {
+	return writePart(ctx, openDisk, dir, p, rest)
+}
+
+func writePart(ctx context.Context, open opener, dir string, p Part, rest func(written int64)) (File, error) {
 	if err := p.Validate(); err != nil {
 		return File{}, fmt.Errorf("checkpoint: part of worker %d: %w", p.Worker, err)
 	}
@@ -117,7 +123,7 @@ func writePart(ctx context.Context, open opener, dir string, p Part) (File, erro
 	}
 	err = replace(step, f.Name, p.size(), func(w io.Writer) error {
 		sum := sha256.New()
-		counted := &counter{ctx: ctx, w: io.MultiWriter(sum, w)}
+		counted := &counter{ctx: ctx, w: io.MultiWriter(sum, w), rest: rest}
 		if err := p.encode(counted); err != nil {
 			return err
 		}
@@ -158,19 +164,25 @@ func (p *Part) encode(w io.Writer) error {
 	return out.Close()
 }
 
-// counter counts what is written, and stops when ctx is done.
+// counter counts what is written, rests between pieces, and stops when ctx is done.
 type counter struct {
-	ctx context.Context
-	w   io.Writer
-	n   int64
+	ctx  context.Context
+	w    io.Writer
+	rest func(written int64) // nil for none
+	n    int64
 }
+
+const pieceBytes = 4 << 20
 
 func (c *counter) Write(b []byte) (int, error) {
 	if err := c.ctx.Err(); err != nil {
 		return 0, err
 	}
 	n, err := c.w.Write(b)
-	c.n += int64(n)
+	was := c.n
+	if c.n += int64(n); c.rest != nil && c.n/pieceBytes > was/pieceBytes {
+		c.rest(c.n)
+	}
 	return n, err
 }
 
@@ -244,7 +256,22 @@ func (d rootDisk) Create(name string, size int64) (file, error) {
 	if err := platform.Allocate(f, size); platform.IsFull(err) {
 		return nil, errors.Join(err, f.Close(), d.Remove(name))
 	}
-	return f, nil
+	return &flowing{File: f}, nil
+}
+
+// flowing is a file that goes to the disk while it is written, and not all at once in the end, which holds others up.
+type flowing struct {
+	*os.File
+	written, flows int64 // bytes, and those of them that go to the disk
+}
+
+func (f *flowing) Write(b []byte) (int, error) {
+	n, err := f.File.Write(b)
+	if f.written += int64(n); f.written-f.flows >= pieceBytes {
+		platform.StartWriteback(f.File, f.flows, f.written-f.flows)
+		f.flows = f.written
+	}
+	return n, err
 }
 
 func (d rootDisk) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(d.FS(), name) }

@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"slices"
-
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
@@ -14,10 +12,6 @@ func (e *Engine) capture(d core.Update) func() {
 		return nil
 	}
 	part := checkpoint.Part{Step: d.Update.Step, Plan: e.plan.Version}
-	keep := slices.Clone[[]float32]
-	if d.Stopped {
-		keep = func(x []float32) []float32 { return x }
-	}
 	var owned []*shard
 	for _, sh := range e.inOrder() {
 		if sh.owner {
@@ -25,6 +19,20 @@ func (e *Engine) capture(d core.Update) func() {
 		}
 	}
 	return func() {
+		keep := func(x []float32) []float32 { return x }
+		if !d.Stopped {
+			numbers := 0
+			for _, sh := range owned {
+				numbers += len(sh.params) * (1 + len(sh.state.Moments))
+			}
+			room := e.c.room(numbers)
+			keep = func(x []float32) []float32 {
+				is := room[:len(x):len(x)]
+				room = room[len(x):]
+				copy(is, x)
+				return is
+			}
+		}
 		for _, sh := range owned {
 			s := checkpoint.Shard{Range: sh.Range, Params: keep(sh.params)}
 			for _, m := range sh.state.Moments {
@@ -34,4 +42,11 @@ func (e *Engine) capture(d core.Update) func() {
 		}
 		e.c.Save(part)
 	}
+}
+
+func (c *Config) room(numbers int) []float32 {
+	if c.Room == nil {
+		return make([]float32, numbers)
+	}
+	return c.Room(numbers)
 }

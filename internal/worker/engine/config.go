@@ -90,8 +90,10 @@ type Config struct {
 	Held func() bool
 	// Saving, if it is not nil, returns what this worker says about checkpoints at every commit. Save gets its part of each
 	// checkpoint after the update of the step: the step, the plan, and the shards that it owned at the commit, by layer, then range.
-	// The computing goroutine calls it: it must not block. It may keep the memory, but not change it.
+	// The computing goroutine calls it: it must not block. It may keep the memory, but not change it. Room, if it is not nil, is
+	// called before it where the part has to be a copy, and returns memory for so many numbers.
 	Saving func(step int) core.Saving
+	Room   func(numbers int) []float32
 	Save   func(checkpoint.Part)
 	// Tell is called by the loop with what the agent is to know: a [control.Applied] for every plan that is live here, a
 	// [control.Level] when all state that a Fill copies here has arrived, and a [control.Repaired] for every block that was altered

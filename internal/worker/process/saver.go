@@ -30,11 +30,17 @@ type saver struct {
 	writing atomic.Int32
 	order   sync.Mutex // held while a part is written
 	writers sync.WaitGroup
+	pace    atomic.Pointer[pace] // of the newest part
+
+	mu    sync.Mutex
+	spare []float32 // memory of a part that is written
+	lent  []float32 // what room has returned and save has yet to get
 }
 
 func newSaver(ctx context.Context, w *Worker, j *Job, start control.Start) (s *saver, closeIt func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	s = &saver{w: w, j: j, dir: start.RunDir, job: j.eras(start).Now(), ctx: ctx}
+	s.pace.Store(newPace(time.Now(), 0, 0))
 	if j.CheckpointSteps > 0 {
 		w.saveAsked.Store(true) // the first steps may be over before the agent can ask
 	}
@@ -59,28 +65,58 @@ func (s *saver) saving(step int) (say core.Saving) {
 	return say
 }
 
+// room returns memory for the copy of a part, which save gets next: that of the part before where that is written, because the first
+// use of new memory costs more than the copy.
+func (s *saver) room(numbers int) []float32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lent, s.spare = s.spare, nil
+	if cap(s.lent) < numbers || cap(s.lent)/2 > numbers {
+		s.lent = make([]float32, numbers)
+	}
+	s.lent = s.lent[:numbers]
+	return s.lent
+}
+
 // save writes a part in the background.
 func (s *saver) save(part checkpoint.Part) {
 	s.w.saveAsked.Store(false)
+	s.mu.Lock()
+	memory := s.lent
+	s.lent = nil
+	s.mu.Unlock()
 	if len(part.Shards) == 0 {
 		return
 	}
 	s.writing.Add(1)
-	began := time.Now().UnixNano()
+	began := time.Now()
+	before := s.pace.Load()
+	before.hurry()
+	pace := newPace(began, began.Sub(before.began), 4*int64(len(memory)))
+	s.pace.Store(pace)
 	s.writers.Go(func() {
 		s.order.Lock()
-		m := s.write(part)
-		m.Began = began
+		m := s.write(part, pace)
+		m.Began = began.UnixNano()
 		s.order.Unlock()
+		s.mu.Lock()
+		s.spare = memory
+		s.mu.Unlock()
 		s.writing.Add(-1)
 		_ = s.w.send(m) // without an agent, this worker exits
 	})
 }
 
-func (s *saver) write(part checkpoint.Part) control.Saved {
+// finish returns when all parts are written, for which it does not let them take their time.
+func (s *saver) finish() {
+	s.pace.Load().hurry()
+	s.writers.Wait()
+}
+
+func (s *saver) write(part checkpoint.Part, pace *pace) control.Saved {
 	part.Job, part.Worker, part.Rule = s.job, int(s.w.self.id()), s.j.ruleName()
 	m := control.Saved{Step: part.Step, Generation: part.Plan.Generation, N: part.Plan.N, Rule: part.Rule}
-	file, err := checkpoint.Write(s.ctx, s.dir, part)
+	file, err := checkpoint.WritePaced(s.ctx, s.dir, part, pace.start(s.ctx))
 	if err == nil {
 		m.File, err = json.Marshal(file)
 	}
@@ -88,6 +124,48 @@ func (s *saver) write(part checkpoint.Part) control.Saved {
 		m.Err = err.Error()
 	}
 	return m
+}
+
+// A pace has a part of a checkpoint written beside training without a step that takes much longer: at slowBytes a second, or as fast as
+// it must be to be whole well before the next checkpoint, and without a rest as soon as somebody waits for it.
+type pace struct {
+	began   time.Time     // when the part was captured
+	window  time.Duration // how long after that it may take
+	bytes   int64         // of the part
+	hurried chan struct{}
+	once    sync.Once
+}
+
+// Processors, memory and often the disk of a machine are busy with training, so a writer at full speed makes one or two steps longer by
+// all that it takes. At this rate a part of 10 MB takes a second.
+const slowBytes = 10e6
+
+// newPace returns the pace of a part that was captured at a time, that long after the one before.
+func newPace(began time.Time, since time.Duration, bytes int64) *pace {
+	return &pace{began: began, window: since * 3 / 4, bytes: bytes, hurried: make(chan struct{})}
+}
+
+// hurry ends all rests.
+func (p *pace) hurry() { p.once.Do(func() { close(p.hurried) }) }
+
+// start returns what the writer calls with the bytes that it has written, from when it begins.
+func (p *pace) start(ctx context.Context) (rest func(written int64)) {
+	start := time.Now()
+	all := min(p.began.Add(p.window).Sub(start).Seconds(), float64(p.bytes)/slowBytes)
+	return func(written int64) {
+		due := time.Duration(all * float64(written) / float64(max(p.bytes, 1)) * float64(time.Second))
+		d := time.Until(start.Add(due))
+		if d <= 0 {
+			return
+		}
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-p.hurried:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // ruleName returns the name of the optimizer in checkpoints.

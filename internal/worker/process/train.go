@@ -153,7 +153,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		config.Progress = w.self.own.progress
 	}
 	if start.Checkpoints {
-		config.Saving, config.Save = w.saver.saving, w.saver.save
+		config.Saving, config.Room, config.Save = w.saver.saving, w.saver.room, w.saver.save
 	}
 	e, err := engine.New(config)
 	if err != nil {
@@ -182,7 +182,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	for _, s := range w.net.Stats() {
 		done.Worker.BytesSent += s.BytesSent
 	}
-	w.saver.writers.Wait()
+	w.saver.finish()
 	if err := w.send(done); err != nil {
 		return err
 	}
@@ -261,7 +261,7 @@ func (w *Worker) left(ctx context.Context, j *Job, err error) error {
 	if !errors.Is(err, core.ErrLeft) {
 		return err
 	}
-	w.saver.writers.Wait() // the checkpoint needs this worker's part
+	w.saver.finish() // the checkpoint needs this worker's part
 	for {
 		if err := w.leaveCalls(j); err != nil {
 			return err
