@@ -40,10 +40,13 @@ func BenchmarkSteps(b *testing.B) {
 	}
 	kinds := []string{"no target", "well", "stopped", "refuses", "slow", "full", "killed"}
 	means := make(map[string][]float64)
-	for range benchTurns {
-		for _, kind := range kinds {
-			means[kind] = append(means[kind], meanStep(b, launcher, gpt, text, kind))
-		}
+	began, all := time.Now(), benchTurns*len(kinds)
+	for i := range all {
+		kind := kinds[i%len(kinds)]
+		ms := meanStep(b, launcher, gpt, text, kind)
+		means[kind] = append(means[kind], ms)
+		left := time.Since(began) / time.Duration(i+1) * time.Duration(all-i-1)
+		fmt.Fprintf(os.Stderr, "%2d of %d, %-9s %6.1f ms, %v left\n", i+1, all, kind, ms, left.Round(time.Second)) // the log comes in the end
 	}
 	plain := median(means["no target"])
 	for _, kind := range kinds {
