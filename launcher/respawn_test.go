@@ -110,6 +110,18 @@ func TestKilledAtTheStart(t *testing.T) {
 			r.goesOn()
 		})
 	}
+	t.Run("a worker, and its host leaves", func(t *testing.T) {
+		r := earlier(t, t.TempDir(), func(r *underWay, agent int) {
+			var workers []int
+			await(t, "its workers", func() bool { workers = platform.Children(agent); return len(workers) == 2 })
+			syscall.Kill(workers[0], syscall.SIGKILL)
+			syscall.Kill(agent, syscall.SIGTERM)
+		}, "--workers", "6", "--respawn", "--emulate-hosts", "3")
+		r.until("start", 1)
+		if sum := r.end(); sum.Rollbacks != 0 {
+			t.Errorf("summary: %+v", sum)
+		}
+	})
 	t.Run("a worker that is not replaced", func(t *testing.T) {
 		r := earlier(t, t.TempDir(), func(r *underWay, child int) { syscall.Kill(child, syscall.SIGKILL) }, "--workers", "3")
 		r.until("start", 1)

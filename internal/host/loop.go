@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -210,6 +211,8 @@ func (r *run) end(hangUp func()) session.Outcome {
 	if r.dir != nil {
 		if err := r.dir.Close(); err != nil && out.Err == nil {
 			out.Err = &session.FileError{Err: err}
+		} else if err != nil {
+			out.Warning = strings.TrimPrefix(out.Warning+"; "+session.OneLine(err.Error()), "; ")
 		}
 	}
 	return out

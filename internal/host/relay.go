@@ -150,10 +150,11 @@ func (r *relay) join(who id.Session) {
 	}
 	l := newLocal(who)
 	r.locals = append(r.locals, l)
-	if r.leaving {
+	// Before training began, workers have nothing to leave yet: one in the place of another takes its part, and leaves then.
+	if r.departs || r.leaving && slices.ContainsFunc(r.locals, func(l *local) bool { return l.started }) {
 		err := errors.New("its host leaves the run")
 		r.hungUp(l, err)
-		r.exited(l, control.Exited{Code: 1, Text: "cannot be started: " + err.Error()})
+		r.exited(l, control.Exited{Code: -1, Text: "cannot be started: " + err.Error()}) // no fault of the program
 		return
 	}
 	r.working.Go(func() {

@@ -116,6 +116,19 @@ func TestRemovedRunDirectory(t *testing.T) {
 	}
 }
 
+// A run that was asked to stop does not wait for its summary to be written.
+func TestTheEndOfAStoppedRunDoesNotWait(t *testing.T) {
+	r := savingOf(t, Config{}, 2)
+	r.feed(DiskFull{errNoSpace}, StopAsked{Interrupt})
+	r.feed(commit(2, 2)...)
+	r.feed(Received{0, doneAfter(2, "interrupt")}, Received{1, doneAfter(2, "interrupt")}, DiskFull{errNoSpace})
+	r.feed(leave(0, 1)...)
+	var stopped *StoppedError
+	if out := r.s.Outcome(); !errors.As(out.Err, &stopped) || !r.s.Over() {
+		t.Errorf("%+v, over: %v", out, r.s.Over())
+	}
+}
+
 // A run whose summary has no room is not over.
 func TestTheEndWaitsForRoom(t *testing.T) {
 	r := savingOf(t, Config{}, 2)

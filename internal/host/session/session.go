@@ -225,9 +225,10 @@ func (s *Session) Begin(now time.Time) []Effect {
 	return s.out.take()
 }
 
-// Over reports whether no event can come any more.
+// Over reports whether no event can come any more. A run that is done waits until what must be written is; one that was asked to stop does
+// not: the run directory puts it elsewhere.
 func (s *Session) Over() bool {
-	return s.deserted() && (s.disk.full.IsZero() || s.phase == ending)
+	return s.deserted() && (s.disk.full.IsZero() || s.phase == ending || s.end.stop != "")
 }
 
 // deserted reports whether there is no worker, and none is being started.

@@ -339,7 +339,7 @@ func (d *Dir) addLine(name string, v any) error {
 	line = append(line, '\n')
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.must(name, len(line), func() error { return d.writeLine(name, line) })
+	return d.must(name, line, func() error { return d.writeLine(name, line) })
 }
 
 // writeLine appends a line with its end, or nothing.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -65,11 +66,7 @@ func (d *Dir) hold() error {
 // restore makes the directory again if the file that is to be written, or the directory, was removed, or another one has its place. It returns a [RemovedError] once
 // for each cause. d.mu is held.
 func (d *Dir) restore(name string) error {
-	probe := d.path
-	if d.lines[name] != nil {
-		probe = d.File(name)
-	}
-	if d.lines == nil || !isMissing(probe) && !d.isOther(name) {
+	if d.lines == nil || !d.isDisplaced(name) {
 		d.gone = nil
 		return nil
 	}
@@ -83,6 +80,20 @@ func (d *Dir) restore(name string) error {
 		return nil
 	}
 	return fault
+}
+
+// isDisplaced reports whether a file that is to be written does not belong to what is open: a line file that is not at its name, or any
+// other file while one that the run must write is not.
+func (d *Dir) isDisplaced(name string) bool {
+	if d.lines[name] == nil && isMissing(d.path) {
+		return true
+	}
+	for line := range d.lines {
+		if (line == name || d.lines[name] == nil && line != traces) && (isMissing(d.File(line)) || d.isOther(line)) {
+			return true
+		}
+	}
+	return false
 }
 
 func isMissing(path string) bool {
@@ -170,19 +181,35 @@ func (d *Dir) lockAgain() error {
 		if err != nil || os.SameFile(was, is) {
 			return err
 		}
-		if lock, err = openFile(d.File("lock"), os.O_RDWR); err != nil { // that of a directory that has come back is free
+		for i, former := range d.locks { // the directory has come back, and nobody else could take it
+			if was, err := former.Stat(); err == nil && os.SameFile(was, is) {
+				d.locks[i], d.lock = d.lock, former
+				return nil
+			}
+		}
+		if lock, err = openFile(d.File("lock"), os.O_RDWR); err != nil {
 			return err
 		}
 	} else if err != nil {
 		return err
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return errors.Join(ErrInUse, err, lock.Close())
+		_ = lock.Close()
+		return ErrInUse
 	}
 	if d.lock != nil {
-		_ = d.lock.Close()
+		d.locks = append(d.locks, d.lock)
 	}
 	d.lock = lock
+	// Of a directory that was removed, the lock has no name any more.
+	d.locks = slices.DeleteFunc(d.locks, func(f *os.File) bool {
+		var info unix.Stat_t
+		gone := unix.Fstat(int(f.Fd()), &info) != nil || info.Nlink == 0
+		if gone {
+			_ = f.Close()
+		}
+		return gone
+	})
 	return nil
 }
 

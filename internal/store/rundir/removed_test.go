@@ -173,6 +173,82 @@ func TestWritesThatWait(t *testing.T) {
 	}
 }
 
+// What waits when the run ends is written as far as files take it, and the rest is elsewhere.
+func TestWaitingLinesAtTheEnd(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	d, _ := removable(t)
+	d.lines[metrics] = refusing{d.lines[metrics], unix.EPERM}
+	for step := 4; step <= 5; step++ {
+		_ = d.AddMetrics(Metrics{Step: step})
+	}
+	_ = d.AddEvent(Event{Kind: "end"}) // waits for its turn
+	_ = d.WriteWorkers(Workers{})
+	_ = d.WriteSummary(Summary{})
+	err := d.Close()
+	if err == nil {
+		t.Fatal("nothing is said")
+	}
+	_, folder, found := strings.Cut(err.Error(), "what it lacks is in ")
+	if !found || lineCount(t, filepath.Join(folder, "metrics.jsonl")) != 2 {
+		t.Errorf("%v", err)
+	}
+	left, _ := filepath.Glob(filepath.Join(folder, "*"))
+	if len(left) != 1 || lineCount(t, d.File("metrics.jsonl")) != 3 || lineCount(t, d.File("events.jsonl")) != 1 || isMissing(d.File("summary.json")) {
+		t.Errorf("elsewhere: %v", left)
+	}
+}
+
+// A host that leads a run whose directory another process has locked knows that lock again, where the directory comes back. One that
+// another run has taken meanwhile is left alone: all records are elsewhere in the end.
+func TestAttachedDirectoryComesBack(t *testing.T) {
+	for _, taken := range []bool{false, true} {
+		owner, parent := removable(t)
+		d := Attach(owner.Path(), "run", false)
+		defer d.Close()
+		if err := d.Resume(Leader{Generation: 1, Term: 2}); err != nil {
+			t.Fatal(err)
+		}
+		away := filepath.Join(parent, "away")
+		if err := os.Rename(d.Path(), away); err != nil {
+			t.Fatal(err)
+		}
+		var removed *RemovedError
+		if err := d.AddMetrics(Metrics{Step: 4}); !errors.As(err, &removed) || removed.Err != nil {
+			t.Fatalf("%v", err)
+		}
+		if err := errors.Join(os.RemoveAll(d.Path()), os.Rename(away, d.Path())); err != nil {
+			t.Fatal(err)
+		}
+		if taken {
+			if err := os.Remove(d.File("lock")); err != nil {
+				t.Fatal(err)
+			}
+			f, err := os.Create(d.File("lock"))
+			if err == nil {
+				defer f.Close()
+				err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := d.AddMetrics(Metrics{Step: 5})
+		if !errors.As(err, &removed) || (removed.Err == nil) == taken {
+			t.Fatalf("taken: %v: %v", taken, err)
+		}
+		elsewhere, where := t.TempDir(), d.Path()
+		if err := errors.Join(d.WriteWorkers(Workers{}), d.Salvage(elsewhere, Summary{})); err != nil {
+			t.Error(err)
+		}
+		if taken {
+			where = elsewhere
+		}
+		if lineCount(t, filepath.Join(where, "metrics.jsonl")) != 5 {
+			t.Errorf("taken: %v: lines are lost", taken)
+		}
+	}
+}
+
 // A directory that was moved away, and comes back when another one has its place, gets the lines that were written meanwhile.
 func TestMovedDirectory(t *testing.T) {
 	d, parent := removable(t)

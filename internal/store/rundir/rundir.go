@@ -38,6 +38,7 @@ type Dir struct {
 	parent string // where the link to the newest run belongs; "" for a directory outside of [Parent]
 	made   string // highest directory that Create made; "" if all was there
 	lock   *os.File
+	locks  []*os.File // of the directory before it was made again, which may come back; one of an attached directory is its maker's
 
 	mu      sync.Mutex
 	lines   map[string]lineFile // by name, from WriteJob or Resume to Close
@@ -108,6 +109,9 @@ func createAt(path string, again bool) (*Dir, error) {
 func Attach(path, shown string, again bool) *Dir {
 	d := &Dir{path: path, shown: shown, isRun: true, attached: true, again: again}
 	d.setParent()
+	if lock, err := openFile(d.File("lock"), os.O_RDWR); err == nil {
+		d.locks = append(d.locks, lock) // so that it is known again
+	}
 	return d
 }
 
@@ -401,7 +405,7 @@ func (d *Dir) WriteWorkers(w Workers) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.workers, d.reached = true, append(text, '\n')
-	return d.must(workersName, len(text), d.writeReached)
+	return d.must(workersName, d.reached, d.writeReached)
 }
 
 func (d *Dir) writeReached() error {
@@ -422,13 +426,17 @@ func (d *Dir) WriteSummary(s Summary) error {
 	defer d.mu.Unlock()
 	d.space.reserve, d.space.reserved = 0, false
 	FreeReserve(d.path)
-	return d.must("summary.json", 1<<10, func() error {
+	text, err := encodeJSON("summary.json", s)
+	if err != nil {
+		return err
+	}
+	return d.must("summary.json", text, func() error {
 		for _, f := range d.lines {
 			if err := f.Sync(); err != nil {
 				return err
 			}
 		}
-		return d.writeJSON("summary.json", s)
+		return WriteFile(d.File("summary.json"), text)
 	})
 }
 
@@ -524,6 +532,9 @@ func (d *Dir) Close() error {
 	}
 	d.closed = true
 	err := d.flush()
+	if len(d.space.late) > 0 {
+		err = d.putElsewhere(err)
+	}
 	if !d.attached {
 		FreeReserve(d.path)
 		d.forgetLeaders()
@@ -546,10 +557,12 @@ func (d *Dir) Close() error {
 	if !d.isRun && !d.again {
 		err = errors.Join(err, d.discard())
 	}
-	if d.lock == nil {
-		return err
+	for _, lock := range append(d.locks, d.lock) {
+		if lock != nil {
+			err = errors.Join(err, lock.Close())
+		}
 	}
-	return errors.Join(err, d.lock.Close())
+	return err
 }
 
 // discard removes what this Dir made, and nothing else.

@@ -65,10 +65,17 @@ func FreeReserve(dir string) bool { return os.Remove(filepath.Join(dir, reserveN
 type space struct {
 	reserve  int64 // bytes to be reserved; 0: the file system cannot, or had no room for them
 	reserved bool
-	late     []func() error // writes that wait, in their order
+	late     []late // writes that wait, in their order
 	lateSize int
 	cause    error // why they wait
 	lost     bool  // traces.jsonl was emptied, and AddTrace has yet to say so
+}
+
+// late is a write that may have to wait.
+type late struct {
+	name    string // of the file
+	content []byte
+	write   func() error
 }
 
 // setReserve reserves room for the lines and the model of a job, or for the lines alone.
@@ -99,10 +106,10 @@ func (d *Dir) makeReserve(size int64) error {
 }
 
 // must writes what the run cannot do without. Where the directory was removed, it is made again first, and the error is a [RemovedError]
-// although the write has succeeded. d.mu is held, and size is what a waiting write occupies.
-func (d *Dir) must(name string, size int, write func() error) error {
+// although the write has succeeded. d.mu is held, and content is what write appends to the file, or makes it.
+func (d *Dir) must(name string, content []byte, write func() error) error {
 	removed := d.restore(name)
-	err := d.mustFit(name, size, write)
+	err := d.mustFit(late{name, content, write})
 	if d.gone != nil && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)) {
 		err = nil // removed says it, or has said it
 	}
@@ -112,31 +119,31 @@ func (d *Dir) must(name string, size int, write func() error) error {
 // mustFit is must for a directory that is there. Where the disk is full, traces.jsonl is emptied first. Then the reserve is opened, and
 // the error is a [WaitError] although the write has succeeded; after that, writes wait for Flush, as they do at once where the cause is
 // another one.
-func (d *Dir) mustFit(name string, size int, write func() error) error {
+func (d *Dir) mustFit(w late) error {
 	s := &d.space
 	var err error
 	if len(s.late) == 0 {
-		if err = write(); platform.IsFull(err) && d.emptyTraces() {
-			err = write()
+		if err = w.write(); platform.IsFull(err) && d.emptyTraces() {
+			err = w.write()
 		}
 		if !platform.MayPass(err) {
 			return err
 		}
 		s.cause = cause(err)
 	}
-	fault := &WaitError{Dir: d.shown, File: name, Err: s.cause}
+	fault := &WaitError{Dir: d.shown, File: w.name, Err: s.cause}
 	if s.reserved && fault.Full() {
 		s.reserved = false
 		if FreeReserve(d.path) && len(s.late) == 0 {
-			if err = write(); !platform.MayPass(err) {
+			if err = w.write(); !platform.MayPass(err) {
 				return errors.Join(err, fault)
 			}
 		}
 	}
-	if s.lateSize += size; s.lateSize > maxLate {
+	if s.lateSize += len(w.content); s.lateSize > maxLate {
 		return fmt.Errorf("%s, and %d MB wait to be written", fault.Error(), maxLate>>20)
 	}
-	s.late = append(s.late, write)
+	s.late = append(s.late, w)
 	return fault
 }
 
@@ -164,7 +171,7 @@ func (d *Dir) Flush() error {
 func (d *Dir) flush() error {
 	s := &d.space
 	for len(s.late) > 0 {
-		err := s.late[0]()
+		err := s.late[0].write()
 		if platform.MayPass(err) {
 			s.cause = cause(err)
 			return &WaitError{Dir: d.shown, File: "lines of the run", Err: s.cause}
@@ -181,4 +188,37 @@ func (d *Dir) flush() error {
 		s.reserved = true
 	}
 	return nil
+}
+
+// putElsewhere ends waiting: what a file still does not take goes into one of its name in another folder, which the error names. It is
+// called with the error of a flush.
+func (d *Dir) putElsewhere(cause error) error {
+	refused := make(map[string]bool)
+	var rest []late
+	for _, w := range d.space.late {
+		if !refused[w.name] && w.write() == nil {
+			continue
+		}
+		if refused[w.name] = true; w.name != workersName { // which is of no use any more
+			rest = append(rest, w)
+		}
+	}
+	if d.space.late = nil; len(rest) == 0 {
+		return nil
+	}
+	folder, err := Elsewhere(d.path)
+	for _, w := range rest {
+		if err != nil {
+			break
+		}
+		var f *os.File
+		if f, err = openFile(filepath.Join(folder, w.name), os.O_CREATE|os.O_WRONLY|os.O_APPEND); err == nil {
+			_, err = f.Write(w.content)
+			err = errors.Join(err, f.Close())
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%w; what it lacks is lost: %w", cause, err)
+	}
+	return fmt.Errorf("%w; what it lacks is in %s", cause, folder)
 }
