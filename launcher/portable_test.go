@@ -8,14 +8,13 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/testkit/require"
 )
 
 // With the fallbacks that other systems get, a run survives the death of a worker and of a host with the same bits, doctor reports
 // what is missing, and chaos refuses by name what it cannot do.
 func TestPortable(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	require.Asked(t, "portable") // .ci/run does
 	t.Parallel()
 	dir := t.TempDir()
 	if out, err := exec.Command("go", "build", "-tags", "portable", "-o", dir+"/", ".", "../examples/mlp").CombinedOutput(); err != nil {

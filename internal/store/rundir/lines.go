@@ -210,21 +210,24 @@ func (d *Dir) begin(l Leader) error {
 }
 
 // leads reports whether no later leader has left its mark, and removes those of earlier ones.
-func (d *Dir) leads(l Leader) bool {
+func (d *Dir) leads(l Leader) bool { return d.replaced(l) == nil }
+
+// replaced returns [ErrReplaced] if a later leader has left its mark, or why that is unknown, and removes the marks of earlier ones.
+func (d *Dir) replaced(l Leader) error {
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
-		return false
+		return err
 	}
 	for _, e := range entries {
 		switch name := e.Name(); {
 		case !strings.HasPrefix(name, leaderPrefix):
 		case name > l.name():
-			return false
+			return ErrReplaced
 		case name < l.name():
 			_ = os.Remove(d.File(name)) // or the next one does
 		}
 	}
-	return true
+	return nil
 }
 
 // forgetLeaders removes the marks of all leaders, and the copies of those that were killed. No leader is there any more, or yet.
@@ -251,7 +254,7 @@ func (d *Dir) takeOver(by Leader, name string, is func(line []byte) bool) (*os.F
 		return nil, err
 	}
 	if _, err = d.siftTo(name, is, from, f); err == nil {
-		if err = ErrReplaced; d.leads(by) {
+		if err = d.replaced(by); err == nil {
 			err = os.Rename(part, d.File(name))
 		}
 	}

@@ -249,6 +249,29 @@ func TestAttachedDirectoryComesBack(t *testing.T) {
 	}
 }
 
+// A host that takes over a directory that is away for a moment is not replaced by another one, and can once it is back.
+func TestTakeOverOfAMovedDirectory(t *testing.T) {
+	owner, parent := removable(t)
+	d := Attach(owner.Path(), "run", false)
+	defer d.Close()
+	away, by := filepath.Join(parent, "away"), Leader{Generation: 1, Term: 2}
+	if err := os.Rename(d.Path(), away); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.replaced(by); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+	if err := d.Resume(by); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+	if err := os.Rename(away, d.Path()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(d.Resume(by), d.AddMetrics(Metrics{Step: 4})); err != nil || lineCount(t, d.File("metrics.jsonl")) != 4 {
+		t.Errorf("%v", err)
+	}
+}
+
 // A directory that was moved away, and comes back when another one has its place, gets the lines that were written meanwhile.
 func TestMovedDirectory(t *testing.T) {
 	d, parent := removable(t)
