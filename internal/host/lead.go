@@ -5,12 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
@@ -281,7 +278,7 @@ func (l *lead) inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, 
 	// A directory that was moved or covered may come back. One that was removed does not: what was in it was open in the leader before.
 	begun := time.Now()
 	waits := func() bool {
-		return platform.MayPass(err) || time.Since(begun) < timing.DirReturns && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR))
+		return platform.MayPass(err) || time.Since(begun) < timing.DirReturns && rundir.IsMissing(err)
 	}
 	if waits() && l.c.Waits != nil {
 		l.c.Waits(fmt.Sprintf("%s leads, and waits until the run directory can be written: %v", l.c.self().Name, err))

@@ -10,8 +10,8 @@ import (
 // IsFull reports whether an error says that the disk has no room, or the user no quota.
 func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// passing are errors of a write that come from the state of the machine, which people mend: no descriptor or memory is left, or the
-// file, the folder or the disk takes no writes.
+// passing are errors of a write that come from the state of the machine, which its users can change: no descriptor or memory is left, or
+// the file, the folder or the disk takes no writes.
 var passing = []error{unix.EROFS, unix.EPERM, unix.EACCES, unix.EMFILE, unix.ENFILE, unix.ENOMEM}
 
 // MayPass reports whether what could not be written can be written later, because the error [IsFull] or is of the state of the machine.

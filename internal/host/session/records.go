@@ -333,8 +333,9 @@ func (s *Session) trace(o spans.Out) {
 	}
 }
 
-// A disk that is full, or takes no writes for another cause that may pass: what the run must write waits in the shell, the workers commit no step meanwhile, and the session asks the shell now
-// and then whether it is written. A run that is to stop does not hold: it has one step left to commit.
+// A disk that is full, or takes no writes for another cause that may pass: what the run must write waits in the shell, the workers commit
+// no step meanwhile, and the session asks the shell now and then whether it is written. A run that is to stop does not hold: it has one
+// step left to commit.
 
 // disk is what the session knows of the disk of the run directory.
 type disk struct {

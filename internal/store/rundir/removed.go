@@ -98,8 +98,11 @@ func (d *Dir) isDisplaced(name string) bool {
 
 func isMissing(path string) bool {
 	_, err := os.Lstat(path)
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
+	return IsMissing(err)
 }
+
+// IsMissing reports whether an error says that a file, or a folder on the way to it, is not there.
+func IsMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }
 
 // isOther reports whether the name of a line file belongs to another file than the one that is open, and not because another host leads.
 func (d *Dir) isOther(name string) bool {
@@ -181,7 +184,7 @@ func (d *Dir) lockAgain() error {
 		if err != nil || os.SameFile(was, is) {
 			return err
 		}
-		for i, former := range d.locks { // the directory has come back, and nobody else could take it
+		for i, former := range d.locks { // the directory has come back, and no other run could take it
 			if was, err := former.Stat(); err == nil && os.SameFile(was, is) {
 				d.locks[i], d.lock = d.lock, former
 				return nil

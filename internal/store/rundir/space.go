@@ -3,7 +3,6 @@ package rundir
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -110,7 +109,7 @@ func (d *Dir) makeReserve(size int64) error {
 func (d *Dir) must(name string, content []byte, write func() error) error {
 	removed := d.restore(name)
 	err := d.mustFit(late{name, content, write})
-	if d.gone != nil && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)) {
+	if d.gone != nil && IsMissing(err) {
 		err = nil // removed says it, or has said it
 	}
 	return errors.Join(removed, err)

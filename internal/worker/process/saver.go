@@ -126,8 +126,8 @@ func (s *saver) write(part checkpoint.Part, pace *pace) control.Saved {
 	return m
 }
 
-// A pace has a part of a checkpoint written beside training without a step that takes much longer: at slowBytes a second, or as fast as
-// it must be to be whole well before the next checkpoint, and without a rest as soon as somebody waits for it.
+// A pace has a part of a checkpoint written beside training so that steps take hardly longer: at slowBytes a second, or as fast as it must
+// be to be whole well before the next checkpoint, and without a rest as soon as the run waits for it.
 type pace struct {
 	began   time.Time     // when the part was captured
 	window  time.Duration // how long after that it may take

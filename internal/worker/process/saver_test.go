@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A part is written slowly, is whole before the next checkpoint, and takes no longer than it must where somebody waits for it.
+// A part is written slowly, is whole before the next checkpoint, and takes no longer than it must where the run waits for it.
 func TestPace(t *testing.T) {
 	const pieces, piece, work = 100, 1e6, 10 * time.Millisecond
 	for _, c := range []struct {
