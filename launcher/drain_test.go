@@ -117,24 +117,41 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// An emulated host whose agent gets SIGTERM leaves, and the others continue, also if that was one of two.
+// An emulated host whose agent gets SIGTERM leaves, and the others continue, also if that was one of two, or if the one that is left had
+// no majority with a third that was lost.
 func TestDrainAgent(t *testing.T) {
 	built(t)
 	t.Parallel()
 	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
-	m := startMachine(t, "", "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "4", "--emulate-hosts", "2", mlp, "--steps", "150", "--micro-batch", "4", "--eval-every", "0")
-	m.awaitSteps(t, 20)
-	for _, pid := range hostProcesses(t, m.mark, "host-0")[:1] {
-		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if status := m.end(t); status != 0 || strings.Count(m.out.String(), " leaves: ") != 2 {
-		t.Fatalf("status %d", status)
-	}
-	var sum rundir.Summary
-	readJSON(t, filepath.Join(m.Dir, "run", "summary.json"), &sum)
-	if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.WorkersLost > 0 {
-		t.Errorf("%+v", sum)
+	for _, c := range []struct {
+		name        string
+		hosts, lost int
+	}{
+		{"one of two", 2, 0},
+		{"one of three, beside a lost one", 3, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			m := startMachine(t, "", "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", strconv.Itoa(2*c.hosts), "--emulate-hosts", strconv.Itoa(c.hosts),
+				mlp, "--steps", strconv.Itoa(hostSteps), "--micro-batch", "4", "--eval-every", "0", "--checkpoint-every", "100ms")
+			m.awaitSteps(t, 20)
+			send := func(host int, sig syscall.Signal) {
+				if err := syscall.Kill(hostProcesses(t, m.mark, fmt.Sprintf("host-%d", host))[0], sig); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := range c.lost {
+				send(c.hosts-1-i, syscall.SIGKILL)
+			}
+			send(0, syscall.SIGTERM)
+			if status := m.end(t); status != 0 || c.lost == 0 && strings.Count(m.out.String(), " leaves: ") != 2 {
+				t.Fatalf("status %d\n%s%s", status, &m.out, &m.errs)
+			}
+			var sum rundir.Summary
+			readJSON(t, filepath.Join(m.Dir, "run", "summary.json"), &sum)
+			if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.WorkersLost > 2*c.lost {
+				t.Errorf("%+v", sum)
+			}
+		})
 	}
 }

@@ -3,7 +3,6 @@ package host
 import (
 	"cmp"
 	"context"
-	"errors"
 	"runtime"
 	"strings"
 	"sync"
@@ -275,26 +274,22 @@ func (r *run) take(e any) {
 	}
 }
 
-// release takes back the vote of a host whose workers have left, so that the others need no majority with it, and lets it go. This
-// host has another one lead first, which is then asked: one that stays, as soon as it votes.
+// release lets a host go whose workers have left, once the hosts agree on all without it (changeServers). This host has another one lead
+// first, which is then asked: one that stays, as soon as it votes.
 func (r *run) release(host int, server string) {
 	ctx, cancel := context.WithTimeout(r.talking, timing.Drain)
 	defer cancel()
 	log, change := r.lead.log.(servers)
 	for change {
-		var err error
 		if host != r.c.Self {
-			err = log.Remove(ctx, server)
-		} else if next, there := agree.Successor(r.lead.log.State().Servers, *r.newest.Load()); there {
-			err = log.Transfer(ctx, next)
-		} else {
-			err = errNoSuccessor
-		}
-		if err == nil || errors.Is(err, agree.ErrInvalid) && host != r.c.Self {
+			if _, there := r.lead.log.State().Server(server); !there {
+				break
+			}
+		} else if next, there := agree.Successor(r.lead.log.State().Servers, *r.newest.Load()); there && log.Transfer(ctx, next) == nil {
 			break
 		}
 		select {
-		case <-time.After(timing.Retry): // another change may have been first
+		case <-time.After(timing.Retry): // a host that stays may be yet to vote, or a silent one to be found lost
 		case <-ctx.Done():
 			return // another leader is asked
 		}
@@ -303,9 +298,6 @@ func (r *run) release(host int, server string) {
 		r.events.put(hostReleased{host})
 	}
 }
-
-// errNoSuccessor means that no host that stays votes yet.
-var errNoSuccessor = errors.New("host: no host that stays votes")
 
 // see tells changeServers which hosts are there.
 func (r *run) see() {

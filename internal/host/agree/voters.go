@@ -45,8 +45,8 @@ func (k ChangeKind) String() string {
 
 // NextChange returns the change of the servers that comes next, if any. One host votes alone, and of two the one that breaks ties; of
 // three or four hosts three vote, of more five. A lost voter is replaced by a non-voter that has caught up. Once three have voted
-// there are never fewer, so a lost host that returns forms no majority with another; but for those that leave, which know it. A leader
-// that leaves votes until another one leads.
+// there are never fewer, so a lost host that returns forms no majority with another; but for those that leave, which know it. One that
+// leaves votes until the voters that the leader hears are a majority without it, and a leader that leaves until another one leads.
 //
 // The number of voters is even only between two changes: where no more voters are lost it stays odd until two can follow each other.
 func NextChange(servers []Server, v View) (Change, bool) {
@@ -96,7 +96,8 @@ type roll struct {
 	hosts  []standing
 	voters []standing
 	lost   []standing // voters that are lost
-	stay   int        // voters that are not, and do not leave
+	heard  int        // voters that the leader hears, itself among them
+	stay   int        // voters that are not lost, and do not leave
 	ready  []standing // to vote
 	want   int        // voters
 }
@@ -105,6 +106,8 @@ type standing struct {
 	HostView
 	known bool // it is a server
 }
+
+func (h standing) heardBy(leader string) bool { return h.Server.ID == leader || h.Linked && !h.Lost }
 
 func newRoll(servers []Server, v View) roll {
 	var r roll
@@ -134,6 +137,9 @@ func newRoll(servers []Server, v View) roll {
 			if h.known && h.Server.Voter {
 				r.stay++
 			}
+		}
+		if h.known && h.Server.Voter && h.heardBy(v.Leader) {
+			r.heard++
 		}
 		switch {
 		case h.known && h.Server.Voter && h.Lost:
@@ -171,9 +177,18 @@ func (r roll) changeVoters(v View) (Change, bool) {
 		return Change{Remove, r.lost[0].Server}, true // a voter fewer, and as large a majority of those that are there
 	}
 	tie := func(h standing) bool { return HostOf(h.Server.ID) == v.TieBreak }
-	if n > r.want {
-		least := r.least(v.Leader, tie)
-		return Change{Demote, least.Server}, !least.Leaves || least.Server.ID != v.Leader
+	least := r.least(v.Leader, tie)
+	if n > r.want || least.Leaves {
+		switch {
+		case least.Leaves && least.Server.ID == v.Leader:
+			return Change{}, false // until another one leads
+		case !least.heardBy(v.Leader) || 2*(r.heard-1) > n-1:
+			return Change{Demote, least.Server}, true
+		case lost > 0:
+			return Change{Remove, r.lost[0].Server}, true // those that stay have no majority with it
+		default:
+			return Change{}, false // until it is known whether a silent one is lost
+		}
 	}
 	if i := slices.IndexFunc(r.ready, tie); r.want == 1 && n == 1 && i >= 0 && !tie(r.voters[0]) {
 		return promote(r.ready[i])
@@ -181,12 +196,14 @@ func (r roll) changeVoters(v View) (Change, bool) {
 	return Change{}, false
 }
 
-// least returns the voter that is missed least: one that leaves. Of two others it is not the one that breaks ties; else it is not the leader, one that the
+// least returns the voter that is missed least: one that leaves, the leader last of those. Of two others it is not the one that breaks ties; else it is not the leader, one that the
 // leader does not hear before others, and the last.
 func (r roll) least(leader string, tie func(standing) bool) standing {
 	all := slices.Clone(r.voters)
 	rank := func(h standing) int {
 		switch {
+		case h.Leaves && h.Server.ID != leader:
+			return -2
 		case h.Leaves:
 			return -1
 		case len(all) == 2 && tie(h):

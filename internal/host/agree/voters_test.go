@@ -42,6 +42,16 @@ func TestNextChange(t *testing.T) {
 		{"a b- c d.", "", "promote d"},
 		{"a b- c d", "", "demote b"},
 		{"a b- c! d", "", "remove c"},
+		{"a b- c!", "", "remove c"}, // first: a and c would need both
+		{"a b-", "", "demote b"},
+		{"a b- c?", "", ""}, // until it is known whether c is lost
+		{"a b- c? d.", "", "promote d"},
+		{"a b- c d,", "", "demote b"},
+		{"a b- c! d,", "", "remove c"},
+		{"a- b- c!", "", "remove c"},
+		{"b- a-", "", "demote a"},
+		{"a b- c! d! e", "", "remove c"},
+		{"a b- c- d! e!", "", "remove d"},
 		{"a b.", "", ""},
 		{"a b.", "a", ""},
 		{"a b.", "b", "promote b"},
@@ -131,6 +141,7 @@ type cast struct {
 	hosts   []HostView
 	logs    int  // lost
 	three   bool // voted
+	left    bool // a host leaves, or has left
 	tie     string
 }
 
@@ -147,13 +158,19 @@ func (c *cast) linked(id string) bool {
 	return slices.ContainsFunc(c.hosts, func(h HostView) bool { return h.Server.ID == id && h.Linked })
 }
 
-// view is that of a leader, if the voters could have one.
+func (c *cast) leaves(id string) bool {
+	return slices.ContainsFunc(c.hosts, func(h HostView) bool { return h.Server.ID == id && h.Leaves })
+}
+
+// view is that of a leader, if the voters could have one: of one that stays, if one does.
 func (c *cast) view() (v View, ok bool) {
 	all := c.voters()
 	there := 0
 	for _, s := range all {
 		if c.linked(s.ID) {
-			v.Leader = s.ID
+			if v.Leader == "" || !c.leaves(s.ID) {
+				v.Leader = s.ID
+			}
 			there++
 		}
 	}
@@ -183,7 +200,7 @@ func (c *cast) change(t *rapid.T) bool {
 		servers = append(servers, next.Server)
 	case Promote:
 		j := slices.IndexFunc(c.hosts, func(h HostView) bool { return h.Server.ID == next.Server.ID })
-		if i < 0 || servers[i].Voter || j < 0 || !c.hosts[j].CaughtUp || !c.hosts[j].Linked {
+		if i < 0 || servers[i].Voter || j < 0 || !c.hosts[j].CaughtUp || !c.hosts[j].Linked || c.hosts[j].Leaves {
 			t.Fatal("it cannot be promoted")
 		}
 		servers[i].Voter = true
@@ -193,10 +210,10 @@ func (c *cast) change(t *rapid.T) bool {
 		}
 		servers[i].Voter = false
 	case Remove:
-		if i < 0 || c.linked(next.Server.ID) {
+		if i < 0 || c.linked(next.Server.ID) && (servers[i].Voter || !c.leaves(next.Server.ID)) {
 			t.Fatal("it cannot be removed")
 		}
-		if servers[i].Voter && len(before)%2 == 1 && len(before) <= want {
+		if servers[i].Voter && len(before)%2 == 1 && len(before) <= want && !c.left {
 			t.Fatalf("a lost voter of %d is removed before its replacement is there", len(before))
 		}
 		servers = slices.Delete(servers, i, i+1)
@@ -220,7 +237,7 @@ func (c *cast) change(t *rapid.T) bool {
 		return false
 	}
 	c.three = c.three || len(after) >= 3
-	if c.three && len(after) < 3 {
+	if c.three && len(after) < 3 && !c.left {
 		t.Fatal("fewer than three vote")
 	}
 	return true
@@ -241,7 +258,7 @@ func TestVotersComeAndGo(t *testing.T) {
 				continue
 			}
 			h := &c.hosts[i]
-			switch rapid.IntRange(0, 4).Draw(t, "what") {
+			switch rapid.IntRange(0, 5).Draw(t, "what") {
 			case 0: // silent
 				h.Linked, h.CaughtUp = false, false
 			case 1:
@@ -255,6 +272,8 @@ func TestVotersComeAndGo(t *testing.T) {
 					c.logs++
 					*h = HostView{Server: Server{ID: fmt.Sprintf("%s#%d", HostOf(h.Server.ID), c.logs)}, Linked: true}
 				}
+			case 5:
+				h.Leaves, c.left = true, true
 			}
 			t.Logf("%+v", *h)
 		}
@@ -262,7 +281,7 @@ func TestVotersComeAndGo(t *testing.T) {
 		for i := range c.hosts { // quiet: who is not there is lost, and all others catch up
 			h := &c.hosts[i]
 			h.Lost, h.CaughtUp = !h.Linked, h.Linked
-			if h.Linked {
+			if h.Linked && !h.Leaves {
 				there++
 			}
 		}
@@ -287,6 +306,10 @@ func TestVotersComeAndGo(t *testing.T) {
 			want = 3
 		}
 		all := c.voters()
+		if c.left {
+			c.stays(t)
+			return
+		}
 		if len(all) != want {
 			t.Fatalf("%d hosts, voters %v; want %d", there, all, want)
 		}
@@ -304,4 +327,22 @@ func TestVotersComeAndGo(t *testing.T) {
 			}
 		}
 	})
+}
+
+// stays checks what is left where hosts have left: the voters could always have a leader, so none that leaves is needed any more, but
+// one that leads for want of others.
+func (c *cast) stays(t *rapid.T) {
+	v, ok := c.view()
+	if !ok {
+		t.Fatalf("the voters %v have no majority", c.voters())
+	}
+	for _, h := range c.hosts {
+		there := slices.ContainsFunc(c.servers, func(s Server) bool { return s.ID == h.Server.ID })
+		if h.Leaves && there && h.Linked && h.Server.ID != v.Leader {
+			t.Fatalf("%s cannot leave %v", h.Server.ID, c.servers)
+		}
+		if h.Linked && !h.Leaves && !there {
+			t.Fatalf("%s is not in %v", h.Server.ID, c.servers)
+		}
+	}
 }
