@@ -136,7 +136,11 @@ func find(runDir string, ids []int) (run rundir.Workers, targets []rundir.Proces
 // agentTime bounds how long a command talks to an agent.
 const agentTime = 5 * time.Second
 
-// signal does it to all of the workers, as nearly at once as possible.
+// tellTime bounds how long a fault waits until the agent has heard of it.
+const tellTime = 50 * time.Millisecond
+
+// signal does it to all of the workers, as nearly at once as possible. The agent is told first: it may have recovered from a death
+// before we run again.
 func (in Injection) signal(ctx context.Context, agent string, targets []rundir.Process) error {
 	processes := make([]*os.Process, len(targets))
 	for i, t := range targets {
@@ -154,34 +158,51 @@ func (in Injection) signal(ctx context.Context, agent string, targets []rundir.P
 		return err
 	}
 	defer conn.Close()
-	const ahead = 64 // both sockets take as many, so neither side waits for the other
-	told, heard := 0, 0
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		if in.tell {
+			tell(ctx, conn, in.Name, targets)
+		}
+	}()
+	select {
+	case <-told:
+	case <-time.After(tellTime): // it has much to do, or there are many workers
+	}
 	for i, p := range processes {
-		for ; told-heard >= ahead; heard++ {
+		if err = in.do(p); err != nil {
+			err = fmt.Errorf("worker %d: %w", targets[i].ID, err)
+			targets = targets[i:]
+			break
+		}
+	}
+	<-told
+	if err != nil && in.tell && in.Name != control.Thaw {
+		tell(ctx, conn, control.Thaw, targets) // what was told counts only if the worker dies of something else
+	}
+	return err
+}
+
+// tell tells the agent of a fault of each of the workers. A run that has ended meanwhile has no use for it.
+func tell(ctx context.Context, conn *control.Conn, kind string, targets []rundir.Process) {
+	const ahead = 64 // both sockets take as many, so neither side waits for the other
+	at, heard := chaos.Now(), 0
+	for i, t := range targets {
+		if conn.Send(control.Fault{Kind: kind, Worker: t.ID, At: at}) != nil {
+			return
+		}
+		if i-heard == ahead {
 			if _, err := conn.Receive(ctx); err != nil {
-				return fmt.Errorf("worker %d: the run's launcher does not answer: %w", targets[i].ID, err)
+				return
 			}
-		}
-		// The agent is told first: it may have recovered from a death before we run again.
-		m := control.Fault{Kind: in.Name, Worker: targets[i].ID, At: chaos.Now()}
-		if in.tell && conn.Send(m) == nil {
-			told++
-		}
-		if err := in.do(p); err != nil {
-			if in.tell && in.Name != control.Thaw {
-				m.Kind = control.Thaw
-				_ = conn.Send(m) // it counts only if the worker dies of something else
-			}
-			return fmt.Errorf("worker %d: %w", targets[i].ID, err)
+			heard++
 		}
 	}
-	for range told - heard {
-		// A run that has ended meanwhile has no more use for it.
+	for range len(targets) - heard {
 		if _, err := conn.Receive(ctx); err != nil {
-			return nil
+			return
 		}
 	}
-	return nil
 }
 
 // dial connects to the agent of a run.
