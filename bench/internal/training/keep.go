@@ -1,14 +1,11 @@
 package training
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -22,13 +19,11 @@ import (
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
 	"github.com/soliton-train/soliton/bench/internal/report"
-	"github.com/soliton-train/soliton/data"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/rng"
-	"github.com/soliton-train/soliton/trainer"
 )
 
 // Keep tells what it costs to keep a run: steps while a checkpoint of so much state is written, from the copy to the manifest, against
@@ -313,145 +308,4 @@ func joinPlanes(to, from []byte) {
 		word[0], word[1], word[2], word[3] = low[i], middle[i], high[i], top[i]
 	}
 	copy(to[4*n:], from[4*n:])
-}
-
-// ofInput reads samples of each format, in the order of a random permutation.
-func (k *keep) ofInput() error {
-	const context = 128
-	samples := k.samples
-	tokens := make([]byte, 2*(samples*context+1))
-	for i := range len(tokens) / 2 {
-		binary.LittleEndian.PutUint16(tokens[2*i:], uint16(i*7919%50000))
-	}
-	header := fmt.Sprintf("{'descr': '<u2', 'fortran_order': False, 'shape': (%d,), }", len(tokens)/2)
-	header += strings.Repeat(" ", 64-(10+len(header)+1)%64) + "\n"
-	npy := append([]byte("\x93NUMPY\x01\x00"), byte(len(header)), byte(len(header)>>8))
-	npy = append(append(npy, header...), tokens...)
-	text := make([]byte, samples*context+1)
-	for i := range text {
-		text[i] = byte(32 + i*31%90)
-	}
-	var archive bytes.Buffer
-	out := tar.NewWriter(&archive)
-	for i := range samples {
-		if err := out.WriteHeader(&tar.Header{Name: fmt.Sprintf("%08d.bin", i), Mode: 0o600, Size: 2 * context}); err != nil {
-			return err
-		}
-		if _, err := out.Write(tokens[2*i*context:][:2*context]); err != nil {
-			return err
-		}
-	}
-	if err := out.Close(); err != nil {
-		return err
-	}
-	in := filepath.Join(k.dir, "input")
-	if err := os.Mkdir(in, 0o700); err != nil {
-		return err
-	}
-	defer os.RemoveAll(in)
-	for name, content := range map[string][]byte{"t.bin": tokens, "t.npy": npy, "t.txt": text, "t.tar": archive.Bytes()} {
-		if err := os.WriteFile(filepath.Join(in, name), content, 0o600); err != nil {
-			return err
-		}
-	}
-	order := rng.NewPerm(1, 0, uint64(samples))
-	fmt.Printf("\nsamples of %d tokens a second, what is cached, one thread\n", context)
-	input, target := trainer.Spec{Shape: []int{context}, Kind: trainer.Int32}, trainer.Spec{Shape: []int{context}, Kind: trainer.Int32}
-	x, y := trainer.NewTensor(input.Kind, context), trainer.NewTensor(target.Kind, context)
-	rate := func(d trainer.Dataset) (float64, error) {
-		bound, err := trainer.Bind(d, input, target)
-		if err != nil {
-			return 0, err
-		}
-		n := min(samples, bound.Len())
-		began := time.Now()
-		for i := range n {
-			if err := bound.Sample(trainer.Sample{Index: int(order.At(uint64(i))) % n}, x, y); err != nil {
-				return 0, err
-			}
-		}
-		return float64(n) / time.Since(began).Seconds(), nil
-	}
-	// plain reads the same bytes at the same places, and makes numbers of them.
-	plain := func(name string, offset, size int) (float64, error) {
-		f, err := os.Open(filepath.Join(in, name))
-		if err != nil {
-			return 0, err
-		}
-		defer f.Close()
-		buf := make([]byte, size*(context+1))
-		began := time.Now()
-		for i := range samples {
-			if _, err := f.ReadAt(buf, int64(offset)+int64(order.At(uint64(i)))*int64(size*context)); err != nil {
-				return 0, err
-			}
-			for j := range context {
-				if size == 2 {
-					x.I[j], y.I[j] = int32(binary.LittleEndian.Uint16(buf[2*j:])), int32(binary.LittleEndian.Uint16(buf[2*j+2:]))
-				} else {
-					x.I[j], y.I[j] = int32(buf[j]), int32(buf[j+1])
-				}
-			}
-		}
-		return float64(samples) / time.Since(began).Seconds(), nil
-	}
-	sequential := func() (float64, error) {
-		f, err := os.Open(filepath.Join(in, "t.tar"))
-		if err != nil {
-			return 0, err
-		}
-		defer f.Close()
-		began, r := time.Now(), tar.NewReader(f)
-		for n := 0; ; n++ {
-			if _, err := r.Next(); err == io.EOF {
-				return float64(n) / time.Since(began).Seconds(), nil
-			} else if err != nil {
-				return 0, err
-			}
-			if _, err := io.ReadAll(r); err != nil {
-				return 0, err
-			}
-		}
-	}
-	shards := func() (trainer.Dataset, error) {
-		s, err := data.Tar(filepath.Join(in, "t.tar"))
-		if err != nil {
-			return nil, err
-		}
-		return s.Data("bench", func(fields map[string][]byte, _ trainer.Sample, in, _ trainer.Tensor) error {
-			for j := range context {
-				in.I[j] = int32(binary.LittleEndian.Uint16(fields["bin"][2*j:]))
-			}
-			return nil
-		}), nil
-	}
-	for _, c := range []struct {
-		name  string
-		open  func() (trainer.Dataset, error)
-		plain func() (float64, error)
-	}{
-		{"uint16 tokens, against ReadAt", func() (trainer.Dataset, error) { return data.Tokens(data.Uint16, filepath.Join(in, "t.bin")) }, func() (float64, error) { return plain("t.bin", 0, 2) }},
-		{"numpy, against ReadAt", func() (trainer.Dataset, error) { return data.Numpy(filepath.Join(in, "t.npy")) }, func() (float64, error) { return plain("t.npy", 10+len(header), 2) }},
-		{"text, against ReadAt", func() (trainer.Dataset, error) { return data.Text(filepath.Join(in, "t.txt")) }, func() (float64, error) { return plain("t.txt", 0, 1) }},
-		{"tar, against archive/tar in order", shards, sequential},
-	} {
-		d, err := c.open()
-		if err != nil {
-			return err
-		}
-		ours, err := rate(d)
-		if err != nil {
-			return err
-		}
-		theirs, err := c.plain()
-		if err != nil {
-			return err
-		}
-		what, peer, _ := strings.Cut(c.name, ", against ")
-		row := report.Row{Comparison: "keep", Case: fmt.Sprintf("samples of %d tokens", context), Threads: 1, Ours: what, Theirs: peer, Unit: "samples/s", Kind: report.Rate}
-		row.Add(ours, theirs)
-		k.rec.Add(row)
-		fmt.Printf("  %-36s %9.0f and %9.0f: %.2f\n", c.name, ours, theirs, ours/theirs)
-	}
-	return nil
 }

@@ -15,7 +15,7 @@ func TestRows(t *testing.T) {
 	if err := Keep([]string{"-dir", t.TempDir(), "-parts", "disk,input", "-state", "4", "-samples", "200"}, rec); err != nil {
 		t.Fatal(err)
 	}
-	if len(rec.Rows) != 2+2+4 {
+	if len(rec.Rows) != 2+2+7 {
 		t.Errorf("%d rows", len(rec.Rows))
 	}
 	for _, r := range rec.Rows {
