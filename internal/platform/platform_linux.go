@@ -105,15 +105,15 @@ func parseLoad(line []byte) (threads int, ok bool) {
 // ThreadDelay returns a function that reports how long the calling thread has waited for a processor so far, and one that
 // releases it. Where the system does not tell, the delay is always 0.
 func ThreadDelay() (delay func() time.Duration, stop func()) {
-	f, err := os.Open("/proc/thread-self/schedstat")
+	fd, err := unix.Open("/proc/thread-self/schedstat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return func() time.Duration { return 0 }, func() {}
 	}
 	buf := make([]byte, 96)
 	return func() time.Duration {
-		n, _ := f.ReadAt(buf, 0) // it ends with io.EOF
-		return parseDelay(buf[:n])
-	}, func() { _ = f.Close() }
+		n, _ := unix.Pread(fd, buf, 0) // os.File would read once more, for the end
+		return parseDelay(buf[:max(n, 0)])
+	}, func() { _ = unix.Close(fd) }
 }
 
 // Queued returns for how long the threads of this process that live have waited for processors so far, 0 where the system does
