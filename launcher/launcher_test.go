@@ -175,6 +175,7 @@ func TestExitStatuses(t *testing.T) {
 		{"threads", []string{"run", "--threads", "4097", fake}, 2, "", "launcher: --threads 4097: give at most 4096\n", false},
 		{"run directory", []string{"run", "--run-dir", "/proc/x", fake}, 1, "", "launcher: --run-dir /proc/x: cannot be made or written", false},
 		{"absent program", []string{"run", "./absent"}, 2, "", "launcher: PROGRAM ./absent is not there", false},
+		{"an address as the program", []string{"run", "--listen", "127.0.0.1:0", "./absent"}, 2, "", "launcher: PROGRAM 127.0.0.1:0 is not there: an address", false},
 		{"a text", []string{"run", "/etc/passwd"}, 2, "", "PROGRAM /etc/passwd is not an executable file", false},
 		{"a source file", []string{"run", testdata(t, "fake/main.go")}, 2, "", "give its folder", false},
 		{"does not build", []string{"run", testdata(t, "broken")}, 1, "building", "undefined: undefined\n", false},

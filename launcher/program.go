@@ -61,6 +61,8 @@ func resolve(given string) (program, error) {
 		return p, nil
 	case filepath.IsAbs(given), strings.HasPrefix(given, "."), given == "":
 		return p, fmt.Errorf("PROGRAM %s is not there: give a Go package path, such as ./examples/gpt, or an executable file", faults.Value(given))
+	case strings.Contains(given, ":"): // no import path has one
+		return p, fmt.Errorf("PROGRAM %s is not there: an address stands behind its flag and =, such as --listen=:7000", faults.Value(given))
 	}
 	p.pkg = given // an import path, or the go command says why not
 	return p, nil

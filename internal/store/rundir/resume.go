@@ -68,7 +68,14 @@ func (d *Dir) clean() (notes []string, err error) {
 		}
 		notes = append(notes, fmt.Sprintf("%v; it was moved to summary.json%s", broken, badSuffix))
 	}
-	return notes, nil
+	log := d.File("log")
+	if info, err := os.Stat(log); err == nil && !info.IsDir() {
+		if err := os.Rename(log, log+badSuffix); err != nil {
+			return notes, err
+		}
+		notes = append(notes, fmt.Sprintf("log is no folder; it was moved to log%s", badSuffix))
+	}
+	return notes, os.MkdirAll(log, 0o700)
 }
 
 // ReadData reads data.json.

@@ -101,6 +101,41 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// The folder of logs is made again where it is gone, and what has taken its place is kept.
+func TestResumeWithoutLogs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run")
+	d, err := Create(path, "gpt", time.Now())
+	if err == nil {
+		err = errors.Join(d.WriteJob(Job{Program: "gpt", Steps: 9}, nil), d.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := filepath.Join(path, "log")
+	for _, harm := range []func() error{
+		func() error { return os.RemoveAll(log) },
+		func() error { return errors.Join(os.RemoveAll(log), os.WriteFile(log, []byte("mine"), 0o600)) },
+	} {
+		if err := harm(); err != nil {
+			t.Fatal(err)
+		}
+		d, _, err := Resume(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := d.LogFile(0, 0)
+		if err == nil {
+			err = errors.Join(f.Close(), d.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := os.ReadFile(log + badSuffix); string(text) != "mine" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
 func TestJobID(t *testing.T) {
 	job := Job{Model: "gpt", ModelConfig: json.RawMessage(`{"a":1}`), Seed: 1, Steps: 5}
 	same, other := job, job

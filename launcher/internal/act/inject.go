@@ -146,7 +146,7 @@ func (in Injection) signal(ctx context.Context, agent string, targets []rundir.P
 	for i, t := range targets {
 		p, err := chaos.Open(t.PID)
 		if err != nil {
-			return fmt.Errorf("worker %d: %w", t.ID, err)
+			return fault(t, err)
 		}
 		defer p.Release() //nolint:errcheck // it only frees what the process ends with
 		processes[i] = p
@@ -171,7 +171,7 @@ func (in Injection) signal(ctx context.Context, agent string, targets []rundir.P
 	}
 	for i, p := range processes {
 		if err = in.do(p); err != nil {
-			err = fmt.Errorf("worker %d: %w", targets[i].ID, err)
+			err = fault(targets[i], err)
 			targets = targets[i:]
 			break
 		}
@@ -181,6 +181,14 @@ func (in Injection) signal(ctx context.Context, agent string, targets []rundir.P
 		tell(ctx, conn, control.Thaw, targets) // what was told counts only if the worker dies of something else
 	}
 	return err
+}
+
+// fault is the error of a worker that a fault could not be injected into.
+func fault(w rundir.Process, err error) error {
+	if errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("worker %d has ended", w.ID)
+	}
+	return fmt.Errorf("worker %d: %w", w.ID, err)
 }
 
 // tell tells the agent of a fault of each of the workers. A run that has ended meanwhile has no use for it.

@@ -158,7 +158,7 @@ func (c *cluster) ask() (*WhatIf, error) {
 			order = append(order, w)
 		}
 	}
-	errs.If(c.Micros > 0 && c.Stages > maxPlannedPasses/c.Micros, "--stages %d --micro-batches %d: at most %d passes of a step can be simulated", c.Stages, c.Micros, maxPlannedPasses)
+	errs.If(c.Micros > 0 && c.Micros <= maxPlanned && c.Stages > maxPlannedPasses/c.Micros, "--stages %d --micro-batches %d: at most %d passes of a step can be simulated", c.Stages, c.Micros, maxPlannedPasses)
 	if c.Layers > 0 && c.Layers <= maxPlanned && c.Stages <= maxPlanned {
 		errs.If(c.Stages > maxPlannedCuts/(c.Layers*c.Layers), "--stages %d --layers %d: give at most %s for so many layers, or fewer layers: ways to cut them grow with their square",
 			c.Stages, c.Layers, plan.Count(maxPlannedCuts/(c.Layers*c.Layers), "stage"))
