@@ -242,6 +242,12 @@ func TestFaults(t *testing.T) {
 		{func() (*data.Stream, error) {
 			return data.Numpy(file("c.npy", npy("<u2", "(2, 2)", 1, make([]byte, 8))))
 		}, "c.npy: is no array of one dimension"},
+		{func() (*data.Stream, error) {
+			return data.Numpy(file("b2.npy", npy(">u2", "(4,)", 1, make([]byte, 8))))
+		}, `b2.npy: holds ">u2"`},
+		{func() (*data.Stream, error) {
+			return data.Numpy(file("c2.npy", bytes.Replace(npy("<u2", "(4,)", 1, make([]byte, 8)), []byte("False"), []byte("True "), 1)))
+		}, "c2.npy: is not in C order"},
 		{func() (*data.Stream, error) { return data.Numpy(file("d.npy", npy("<u2", "(9,)", 1, make([]byte, 8)))) }, "d.npy: has 8 bytes of data for 9 elements"},
 		{func() (*data.Stream, error) {
 			return data.Numpy(file("e.npy", npy("<u2", "(9,)", 1, nil)[:40]))

@@ -72,12 +72,15 @@ func readNumpy(f *part) (Type, error) {
 	}
 	header := strings.TrimSpace(string(b[began : began+n]))
 	descr, shape := numpyType.FindStringSubmatch(header), numpyShape.FindStringSubmatch(header)
-	if descr == nil || shape == nil || !numpyFortran.MatchString(header) {
+	if descr == nil || shape == nil {
 		return fault("is no array of one dimension: %.200q", header)
 	}
 	t, ok := numpyTypes[descr[1]]
 	if !ok {
-		return fault("holds %q; tokens are u1, u2, u4, u8, i4 or i8, little-endian", descr[1])
+		return fault("holds %.40q; tokens are u1, u2, u4, u8, i4 or i8, little-endian", descr[1])
+	}
+	if !numpyFortran.MatchString(header) {
+		return fault("is not in C order, or does not say so: %.200q", header)
 	}
 	f.skip = int64(began + n)
 	if want, err := strconv.ParseInt(shape[1], 10, 64); err != nil || want != (f.size-f.skip)/t.width() || (f.size-f.skip)%t.width() != 0 {

@@ -54,6 +54,7 @@ func (a CausalAttention) Forward(c *trainer.Context, p []trainer.Tensor, in trai
 		panic(fmt.Sprintf("nn: CausalAttention of width %d and %d heads was given %v%v: it takes [samples, n, width], and heads divide the width",
 			a.Width, a.Heads, in.Kind(), in.Shape))
 	}
+	needDropout("CausalAttention", a.Dropout)
 	samples, n := in.Shape[0], in.Shape[1]
 	project, join := a.parts()
 	s := &attentionStash{in: in}

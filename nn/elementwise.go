@@ -75,6 +75,7 @@ func (Dropout) Params() []trainer.Param { return nil }
 
 // Forward keeps the shape of its input.
 func (d Dropout) Forward(c *trainer.Context, _ []trainer.Tensor, in trainer.Tensor) (trainer.Tensor, any) {
+	needDropout("Dropout", d.Prob)
 	return d.apply(c, in), nil
 }
 

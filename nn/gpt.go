@@ -65,6 +65,12 @@ func (g GPTConfig) Validate() error {
 // with float32, where 1-1e-9 is 1.
 func isDropout(p float64) bool { return p >= 0 && float32(p) < 1 }
 
+func needDropout(layer string, p float64) {
+	if !isDropout(p) {
+		panic(fmt.Sprintf("nn: %s drops with probability %v: use 0 up to, but not including, 1", layer, p))
+	}
+}
+
 // divisors names the divisors of width that are nearest to heads, at most
 // three.
 func divisors(width, heads int) string {

@@ -302,6 +302,9 @@ func TestMistakesPanicWithReasons(t *testing.T) {
 		"token":    {Embedding{Vocab: 3, Context: 2, Width: 4}, trainer.Tensor{Shape: []int{1, 2}, I: []int32{0, 3}}, "token 3"},
 		"sequence": {Embedding{Vocab: 3, Context: 2, Width: 4}, trainer.NewTensor(trainer.Int32, 1, 3), "context 2"},
 		"heads":    {CausalAttention{Width: 4, Heads: 3}, trainer.NewTensor(trainer.Float32, 1, 2, 4), "heads"},
+		"all":      {Dropout{Prob: 1}, trainer.NewTensor(trainer.Float32, 1, 4), "probability 1:"},
+		"negative": {Dropout{Prob: -0.5}, trainer.NewTensor(trainer.Float32, 1, 4), "probability -0.5:"},
+		"scores":   {CausalAttention{Width: 4, Heads: 2, Dropout: 2}, trainer.NewTensor(trainer.Float32, 1, 2, 4), "probability 2:"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {

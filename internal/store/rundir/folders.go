@@ -51,3 +51,15 @@ func (d *Dir) MakeFirst() (path string, err error) {
 	}
 	return path, os.MkdirAll(path, 0o700)
 }
+
+// makeLog makes the folder of logs if it is not there, and reports whether something else was in its place, which is kept.
+func (d *Dir) makeLog() (moved bool, err error) {
+	log := d.File("log")
+	if info, err := os.Stat(log); err == nil && !info.IsDir() {
+		if err := os.Rename(log, log+badSuffix); err != nil {
+			return false, err
+		}
+		moved = true
+	}
+	return moved, os.MkdirAll(log, 0o700)
+}

@@ -255,7 +255,7 @@ func (d *Dir) takeOver(by Leader, name string, is func(line []byte) bool) (*os.F
 	}
 	if _, err = d.siftTo(name, is, from, f); err == nil {
 		if err = d.replaced(by); err == nil {
-			err = os.Rename(part, d.File(name))
+			err = rename(part, d.File(name))
 		}
 	}
 	if err != nil {

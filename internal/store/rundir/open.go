@@ -3,9 +3,11 @@ package rundir
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,4 +50,73 @@ func (c *contextReader) Read(b []byte) (int, error) {
 		return 0, err
 	}
 	return c.r.Read(b)
+}
+
+// WriteFile writes a file that appears under its name complete and synced.
+func WriteFile(path string, content []byte) error {
+	f, err := NewFile(path)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(content); err != nil {
+		f.Discard()
+		return err
+	}
+	return f.Commit()
+}
+
+// File is a file that appears under its name with Commit, complete and synced.
+type File struct {
+	*os.File
+	path string
+}
+
+// NewFile makes the file without its name.
+func NewFile(path string) (*File, error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	return &File{f, path}, err
+}
+
+// Commit gives the file its name; a folder of that name is moved aside. After an error the file is removed.
+func (f *File) Commit() error {
+	err := errors.Join(f.Sync(), f.Close())
+	if err == nil {
+		err = rename(f.Name(), f.path)
+	}
+	if err != nil {
+		f.Discard()
+		return err
+	}
+	return syncDir(filepath.Dir(f.path))
+}
+
+// rename gives a file its name. What cannot be replaced by a file, a folder, is moved aside.
+func rename(from, to string) error {
+	err := os.Rename(from, to)
+	if info, e := os.Lstat(to); err == nil || e != nil || !info.IsDir() {
+		return err
+	}
+	aside, err := os.MkdirTemp(filepath.Dir(to), filepath.Base(to)+badSuffix+"-")
+	if err == nil {
+		err = unix.Rename(to, aside) // that is empty; os.Rename replaces no folder
+	}
+	if err != nil {
+		return fmt.Errorf("%s is a folder: %w", to, err)
+	}
+	return os.Rename(from, to)
+}
+
+// Discard removes a file that was not committed.
+func (f *File) Discard() {
+	_ = f.Close()
+	_ = os.Remove(f.Name())
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	return errors.Join(err, d.Close())
 }

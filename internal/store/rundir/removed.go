@@ -37,6 +37,9 @@ func Elsewhere(dir string) (string, error) {
 	return os.MkdirTemp("", "soliton-"+filepath.Base(dir)+"-")
 }
 
+// maxHeld bounds the files that are held open.
+const maxHeld = 256
+
 // hold keeps the files open that are written once, so that they can be made again.
 func (d *Dir) hold() error {
 	names := []string{"job.json", "data.json"}
@@ -48,6 +51,18 @@ func (d *Dir) hold() error {
 		for _, path := range programs {
 			names = append(names, filepath.Join("bin", filepath.Base(path)))
 		}
+	}
+	first := d.File("first") // what a Python program begins with, and is
+	err := filepath.WalkDir(first, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() || len(names) == maxHeld {
+			return err
+		}
+		name, err := filepath.Rel(d.path, path)
+		names = append(names, name)
+		return err
+	})
+	if err != nil && !IsMissing(err) {
+		return err
 	}
 	d.held = make(map[string]*os.File)
 	for _, name := range names {

@@ -335,3 +335,52 @@ func TestMovedAndTaken(t *testing.T) {
 		t.Errorf("%d lines of 5 steps", n)
 	}
 }
+
+// A folder that has taken the place of a file is moved aside with what is in it.
+func TestFolderInPlaceOfFile(t *testing.T) {
+	d, _ := removable(t)
+	for _, name := range []string{"metrics.jsonl", "events.jsonl", "summary.json", "workers.json"} {
+		_ = os.Remove(d.File(name))
+		if err := os.MkdirAll(filepath.Join(d.File(name), "mine"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var removed *RemovedError
+	if err := d.AddMetrics(Metrics{Step: 4}); !errors.As(err, &removed) || removed.Err != nil {
+		t.Fatalf("%v", err)
+	}
+	if err := errors.Join(d.AddMetrics(Metrics{Step: 5}), d.AddEvent(Event{Kind: "removed"}), d.WriteWorkers(Workers{Agent: "a"}), d.WriteSummary(Summary{Steps: 5})); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+	if m, e := lineCount(t, d.File("metrics.jsonl")), lineCount(t, d.File("events.jsonl")); m != 5 || e != 1 {
+		t.Errorf("%d lines of 5 steps, %d of an event", m, e)
+	}
+	if s, err := readOptional[Summary](d.File("summary.json")); err != nil || s == nil || s.Steps != 5 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if kept, _ := filepath.Glob(filepath.Join(d.Path(), "*"+badSuffix+"-*", "mine")); len(kept) != 4 {
+		t.Errorf("kept: %v", kept)
+	}
+}
+
+// A cause that is the same is said once, whatever temporary name its text has.
+func TestCauseHasNoNames(t *testing.T) {
+	if err := cause(&os.LinkError{Op: "rename", Old: "a-1", New: "b", Err: unix.EEXIST}); !errors.Is(err, unix.EEXIST) || strings.Contains(err.Error(), "a-1") {
+		t.Error(err)
+	}
+}
+
+// The folder of logs comes back for a worker that is started later.
+func TestRemovedLogs(t *testing.T) {
+	d, _ := removable(t)
+	if err := os.RemoveAll(d.File("log")); err != nil {
+		t.Fatal(err)
+	}
+	f, err := d.LogFile(1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -68,14 +68,12 @@ func (d *Dir) clean() (notes []string, err error) {
 		}
 		notes = append(notes, fmt.Sprintf("%v; it was moved to summary.json%s", broken, badSuffix))
 	}
-	log := d.File("log")
-	if info, err := os.Stat(log); err == nil && !info.IsDir() {
-		if err := os.Rename(log, log+badSuffix); err != nil {
-			return notes, err
-		}
-		notes = append(notes, fmt.Sprintf("log is no folder; it was moved to log%s", badSuffix))
+	if moved, err := d.makeLog(); err != nil {
+		return notes, err
+	} else if moved {
+		notes = append(notes, "log is no folder; it was moved to log"+badSuffix)
 	}
-	return notes, os.MkdirAll(log, 0o700)
+	return notes, nil
 }
 
 // ReadData reads data.json.

@@ -277,11 +277,13 @@ func firstMissing(path string) string {
 	}
 }
 
-// cause strips the operation and the path, which the message around has.
+// cause strips the operation and the paths, which the message around has.
 func cause(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		return pe.Err
+	if of := new(fs.PathError); errors.As(err, &of) {
+		return of.Err
+	}
+	if of := new(os.LinkError); errors.As(err, &of) {
+		return of.Err
 	}
 	return err
 }
@@ -302,7 +304,15 @@ func (d *Dir) LogFile(id, incarnation int) (*os.File, error) {
 	if !d.again {
 		flags |= os.O_TRUNC
 	}
-	return openFile(d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation)), flags)
+	path := d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation))
+	f, err := openFile(path, flags)
+	if IsMissing(err) { // the folder, which was there
+		if _, err := d.makeLog(); err != nil {
+			return nil, err
+		}
+		return openFile(path, flags)
+	}
+	return f, err
 }
 
 // empty returns a list as JSON shall have it: [] for none, never null.
@@ -414,7 +424,7 @@ func (d *Dir) writeReached() error {
 		_ = os.Remove(temp)
 		return err
 	}
-	return os.Rename(temp, d.File(workersName))
+	return rename(temp, d.File(workersName))
 }
 
 const workersName = "workers.json"
@@ -467,59 +477,6 @@ func encodeJSON(name string, v any) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return b.Bytes(), nil
-}
-
-// WriteFile writes a file that appears under its name complete and synced.
-func WriteFile(path string, content []byte) error {
-	f, err := NewFile(path)
-	if err != nil {
-		return err
-	}
-	if _, err := f.Write(content); err != nil {
-		f.Discard()
-		return err
-	}
-	return f.Commit()
-}
-
-// File is a file that appears under its name with Commit, complete and synced.
-type File struct {
-	*os.File
-	path string
-}
-
-// NewFile makes the file without its name.
-func NewFile(path string) (*File, error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
-	return &File{f, path}, err
-}
-
-// Commit gives the file its name. After an error it is removed.
-func (f *File) Commit() error {
-	err := errors.Join(f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), f.path)
-	}
-	if err != nil {
-		f.Discard()
-		return err
-	}
-	return syncDir(filepath.Dir(f.path))
-}
-
-// Discard removes a file that was not committed.
-func (f *File) Discard() {
-	_ = f.Close()
-	_ = os.Remove(f.Name())
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	return errors.Join(err, d.Close())
 }
 
 // Close gives the directory back. If it became no run, because WriteJob was

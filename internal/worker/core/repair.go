@@ -59,7 +59,7 @@ func (e *CorruptError) Error() string {
 	if e.Block < 0 {
 		return fmt.Sprintf("after step %d, the holders of a shard of layer %q differ, and no digest tells which one is right", e.Step, e.Layer)
 	}
-	return fmt.Sprintf("after step %d, block %d of layer %q was altered in memory (%v), and no other worker has it", e.Step, e.Block, e.Layer, e.Target)
+	return fmt.Sprintf("after step %d, block %d of layer %q was altered in memory (%v), and no other worker has it: by a layer that writes to parameters outside of the update, or by the machine", e.Step, e.Block, e.Layer, e.Target)
 }
 
 // othersError is an error with which other workers end.

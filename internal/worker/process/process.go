@@ -193,9 +193,17 @@ func trimStack(stack []byte) string {
 	return strings.Join(lines, "\n")
 }
 
+// maxErrorText bounds what is told of an error: a program's may be of any length.
+const maxErrorText = 4 << 10
+
 // Failure returns the message that tells the agent of an error.
-func Failure(err error, step int) control.Failed {
-	f := control.Failed{Kind: control.Faulty, Text: err.Error(), Step: step}
+func Failure(err error, step int) (f control.Failed) {
+	defer func() {
+		if n := len(f.Text); n > maxErrorText {
+			f.Text = fmt.Sprintf("%s... (%d bytes)", strings.ToValidUTF8(f.Text[:maxErrorText], ""), n)
+		}
+	}()
+	f = control.Failed{Kind: control.Faulty, Text: err.Error(), Step: step}
 	var panicked *PanicError
 	var job *JobError
 	switch {

@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,6 +23,8 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/trainer"
 )
 
@@ -69,6 +74,8 @@ type Program struct {
 	process  *exec.Cmd   // that process
 	computer *connection // to the process that computes; nil for none
 	ended    string      // how the process that computed before has exited
+
+	values *os.File // first values of the run, which its directory may lose; nil for none
 
 	told  []byte // the description, as JSON
 	job   *description
@@ -136,6 +143,12 @@ func start(c command) (*Program, error) {
 		p.close()
 		return nil, err
 	}
+	if at := c.setup.First; at != "" {
+		if p.values, err = rundir.Open(at); err != nil && !rundir.IsMissing(err) {
+			p.close()
+			return nil, err
+		}
+	}
 	p.params, p.grads = make([]block, len(p.job.Layers)), make([]block, len(p.job.Layers))
 	return p, nil
 }
@@ -144,15 +157,84 @@ func start(c command) (*Program, error) {
 func (p *Program) close() {
 	p.endComputer()
 	p.endFirst()
+	if p.values != nil {
+		_ = p.values.Close() // it was read
+	}
 	p.output.close()
 	p.memory.close()
 }
 
+// maxStarts is how often the first process is started where something outside ends it before the job is made.
+const maxStarts = 3
+
 // startFirst starts the first process and returns its description of the job.
-func (p *Program) startFirst() (told []byte, err error) {
-	conn, theirs, err := platform.SocketPair()
+func (p *Program) startFirst() ([]byte, error) {
+	s := p.command.setup
+	first, forget, err := p.firstValues()
 	if err != nil {
 		return nil, err
+	}
+	defer forget()
+	s.First = first
+	for starts := 1; ; starts++ {
+		told, how, err := p.startOnce(s)
+		if !errors.As(err, new(*lostError)) {
+			return told, err
+		}
+		if starts == maxStarts || !fromOutside(how) {
+			return nil, &failure{Text: fmt.Sprintf("%s exited before the job was made (%v)%s", p.command.python, how, lastWords()), Refused: true}
+		}
+	}
+}
+
+// fromOutside reports whether a process was ended by a signal that is no fault of its program.
+func fromOutside(how *os.ProcessState) bool {
+	status, ok := how.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && !slices.Contains([]syscall.Signal{syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGILL, syscall.SIGSEGV, syscall.SIGSYS, syscall.SIGTRAP}, status.Signal())
+}
+
+// firstValues returns the file of first values for a process that starts, and a function that is called when it has read them. Where the run
+// directory is away, it is a copy, or this waits until the run has made the directory again: a process without the file would write another one.
+func (p *Program) firstValues() (path string, forget func(), err error) {
+	path, forget = p.command.setup.First, func() {}
+	missing := func(path string) bool {
+		_, err := os.Stat(path)
+		return rundir.IsMissing(err)
+	}
+	if path == "" || !missing(path) || p.values == nil && !missing(filepath.Dir(path)) {
+		return path, forget, nil
+	}
+	if p.values == nil {
+		for began := time.Now(); missing(path); time.Sleep(timing.Retry) {
+			if time.Since(began) > timing.DirReturns {
+				return "", nil, &failure{Text: fmt.Sprintf("the first values of the run, %s, are gone", path)}
+			}
+		}
+		return path, forget, nil
+	}
+	folder, err := os.MkdirTemp("", "soliton-first-")
+	if err != nil {
+		return "", nil, err
+	}
+	forget = func() { _ = os.RemoveAll(folder) }
+	path = filepath.Join(folder, First)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err == nil {
+		_, err = io.Copy(f, io.NewSectionReader(p.values, 0, math.MaxInt64))
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		forget()
+		return "", nil, err
+	}
+	return path, forget, nil
+}
+
+// startOnce starts the first process. A lostError comes with how it has exited.
+func (p *Program) startOnce(s setup) (told []byte, how *os.ProcessState, err error) {
+	conn, theirs, err := platform.SocketPair()
+	if err != nil {
+		return nil, nil, err
 	}
 	defer theirs.Close() // again, on errors
 	cmd := exec.Command(p.command.python, "-m", "soliton._child", "3", "4", "5")
@@ -163,24 +245,22 @@ func (p *Program) startFirst() (told []byte, err error) {
 	cmd.SysProcAttr.Setpgid = false // the agent ends the worker's group, of which this is
 	if err := platform.StartChild(cmd); err != nil {
 		conn.Close()
-		return nil, &failure{Text: fmt.Sprintf("--python %s cannot be started: %v", p.command.python, err), Refused: true}
+		return nil, nil, &failure{Text: fmt.Sprintf("--python %s cannot be started: %v", p.command.python, err), Refused: true}
 	}
 	theirs.Close() // or its exit would not end our reads
 	p.process, p.first = cmd, &connection{UnixConn: conn, pid: cmd.Process.Pid}
-	text, err := json.Marshal(p.command.setup)
+	text, err := json.Marshal(s)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := p.first.ask(askSetup, text, nil); err != nil {
-		return nil, err
+	if err = p.first.ask(askSetup, text, nil); err == nil {
+		told, err = p.described()
 	}
-	told, err = p.described()
-	if lost := new(lostError); errors.As(err, &lost) {
+	if errors.As(err, new(*lostError)) {
 		p.endFirst()
 		p.output.flush()
-		return nil, &failure{Text: fmt.Sprintf("%s exited before the job was made (%v)%s", p.command.python, cmd.ProcessState, lastWords()), Refused: true}
 	}
-	return told, err
+	return told, cmd.ProcessState, err
 }
 
 // described receives the description of the job, and finds files that the program asks for before.

@@ -380,6 +380,35 @@ class TestStart(unittest.TestCase):
             self.begin(self.save(state))
 
 
+class Flaky(torch.utils.data.Dataset):
+    """Numbers, of which the first reads of some fail."""
+
+    def __init__(self):
+        self.failed = set()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        if i % 3 == 0 and i not in self.failed:
+            self.failed.add(i)
+            raise OSError("transient")
+        return torch.randn(4), torch.tensor(i % 2)
+
+
+class TestTransientErrors(unittest.TestCase):
+    def test_read_again(self):
+        _describe.PAUSES, pauses = (0, 0, 0, 0), _describe.PAUSES
+        self.addCleanup(setattr, _describe, "PAUSES", pauses)
+        flaky, steady = Flaky(), Flaky()
+        steady.failed.update(range(8))
+        self.assertEqual(_describe.Source(flaky, "data").sha256(), _describe.Source(steady, "data").sha256())
+        torn = Flaky()
+        torn.failed = ()  # so that each read of them fails
+        with self.assertRaises(AttributeError):
+            _describe.Source(torn, "data")
+
+
 class TestFirstValues(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp()

@@ -14,6 +14,7 @@ import random
 import re
 import struct
 import sys
+import time
 import traceback
 
 import torch
@@ -24,6 +25,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torc
 MOST_RATES = 1 << 20  # in a description, whose size is bounded
 UNREADABLE = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, pickle.UnpicklingError)
 KEY = struct.Struct("<3Q")
+PAUSES = (0.01, 0.05, 0.25, 1.25)  # seconds, between attempts to read samples
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -47,6 +49,23 @@ def seed(number):
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(number & 0xFFFFFFFF)
+
+
+def again(read):
+    """Calls a method that reads samples again when it fails: an error of a disk or a network may pass."""
+
+    @functools.wraps(read)
+    def patient(*args, **named):
+        for pause in PAUSES:
+            try:
+                return read(*args, **named)
+            except Refused:
+                raise
+            except Exception:
+                time.sleep(pause)
+        return read(*args, **named)
+
+    return patient
 
 
 def explain(error, folder):
@@ -148,6 +167,7 @@ class Source:
             raise Refused(f"Job.{what} has no samples")
         self.parts = self.shapes() if like is None else like.parts
 
+    @again
     def shapes(self):
         """Returns the shapes and types of input and target of the first sample."""
         seed(0)
@@ -182,6 +202,7 @@ class Source:
         parts = self.parts[side]
         return parts.unpack(rows.view(torch.float32)) if parts.many else [rows.to(parts.types[0])]
 
+    @again
     def batch(self, count):
         """Returns the first samples as a micro-batch."""
         pairs = []
@@ -190,6 +211,7 @@ class Source:
             pairs.append(self.pair(i % len(self.data)))
         return [[torch.stack(ts).contiguous() for ts in zip(*(p[side] for p in pairs))] for side in (0, 1)]
 
+    @again
     def sha256(self, most=256):
         """Returns a hash of the length and of evenly spaced samples."""
         n = len(self.data)
@@ -224,6 +246,7 @@ class Collated(Source):
         self.made, self.parts = (None, None), None
         super().__init__(data, what, like)
 
+    @again
     def shapes(self):
         return [Parts(tensors, many) for tensors, many in self.collated(self.keys(1))]
 
@@ -274,9 +297,11 @@ class Collated(Source):
                 raise Refused(f"Job.collate returns {name} of {found} a sample, and {parts} before; shapes must not vary: pad all micro-batches to one length")
         return [[t.contiguous() for t in tensors] for tensors, _ in sides]
 
+    @again
     def batch(self, count):
         return self.make(self.keys(count))
 
+    @again
     def sha256(self, most=256):
         n = len(self.data)
         digest = hashlib.sha256(f"{n}\n".encode())
@@ -617,6 +642,7 @@ class Program:
         own = {}
         for i, m in enumerate(self.job.layers):
             own.update({f"{i}.{name}": t for name, t in [*m.named_parameters(), *m.named_buffers()]})
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)  # the run directory may have been removed before training
         with open(path + ".lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.exists(path):
