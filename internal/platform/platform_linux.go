@@ -149,13 +149,15 @@ func lowerPriority(n int) {
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, min(int(a.Nice)+n, 19))
 }
 
-// LimitSocket keeps at most about so many bytes unsent and unread in the kernel's buffers of a TCP socket.
-func LimitSocket(c syscall.RawConn, unsent, unread int) error {
+// LimitSocket keeps at most about so many bytes unsent and unread in the kernel's buffers of a TCP socket, and ends its connection where
+// no answer comes to what was sent for so long.
+func LimitSocket(c syscall.RawConn, unsent, unread int, unanswered time.Duration) error {
 	var err error
 	if e := c.Control(func(fd uintptr) {
 		// A write that is under way may pass the mark by one kernel buffer, hence half; the kernel doubles the second itself.
 		err = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsent/2),
-			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, unread/2))
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, unread/2),
+			unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unanswered.Milliseconds())))
 	}); e != nil {
 		return e
 	}

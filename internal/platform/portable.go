@@ -93,7 +93,7 @@ func Queued() time.Duration { return 0 }
 func lowerPriority(int) {}
 
 // LimitSocket leaves the kernel's own limits.
-func LimitSocket(syscall.RawConn, int, int) error { return nil }
+func LimitSocket(syscall.RawConn, int, int, time.Duration) error { return nil }
 
 // SignalThread sends a signal to the calling process: this system cannot choose the thread.
 func SignalThread(s syscall.Signal) error { return syscall.Kill(os.Getpid(), s) }

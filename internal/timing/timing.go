@@ -88,6 +88,9 @@ const (
 	Handshake = 5 * time.Second
 	// KeepAlive is the idle time after which TCP probes a connection.
 	KeepAlive = 15 * time.Second
+	// Unanswered is how long the other end of a link may leave unanswered what was sent before TCP ends the link, which is then opened
+	// again: as where large packets vanish on the way, and heartbeats pass.
+	Unanswered = 10 * time.Second
 	// SSHConnect is how long the launcher's ssh tries to connect, and SSHAlive how often it probes a silent connection, which ends
 	// after three probes without an answer.
 	SSHConnect = 10 * time.Second

@@ -147,6 +147,7 @@ var rows = []row{
 	{"RedialMax", "longest pause before a link is dialled again", "fixed", fixed(MaxRedials * Redial), []than{{"Redial", 1, false, "the pause grows"}}},
 	{"Handshake", "from a new link to its welcome", "fixed", fixed(Handshake), []than{{"RedialMax", 1, false, "both ends have dialled"}}},
 	{"KeepAlive", "idle time after which TCP probes a connection", "fixed", fixed(KeepAlive), []than{{"Heartbeat", 10, true, "heartbeats keep a connection busy"}}},
+	{"Unanswered", "without an answer to what was sent until TCP ends a link", "fixed", fixed(Unanswered), []than{{"RedialMax", 10, true, "TCP has sent it many times"}}},
 	{"SSHConnect", "ssh connects to a machine of --hosts", "fixed", fixed(SSHConnect), nil},
 	{"SSHAlive", "between two probes of a silent connection of ssh, which ends after three without an answer", "fixed", fixed(SSHAlive), nil},
 	{"Lookup", "the address of a host name is looked up", "fixed", fixed(Lookup), nil},

@@ -44,9 +44,13 @@ type TCP struct {
 	Rejected *auth.Tally
 }
 
+func limit(_, _ string, c syscall.RawConn) error {
+	return platform.LimitSocket(c, Unsent, Unread, timing.Unanswered)
+}
+
 // Dial connects to host:port.
 func (t TCP) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	d := net.Dialer{KeepAlive: timing.KeepAlive, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
+	d := net.Dialer{KeepAlive: timing.KeepAlive, Control: limit}
 	if t.Addr != "" {
 		ip, err := netip.ParseAddr(t.Addr)
 		if err != nil {
@@ -76,7 +80,7 @@ func (t TCP) Listen(addr string) (Listener, error) {
 		return nil, errors.New("transport: TCP.TLS has no certificate; set Certificates, or use TLSFromSecret")
 	}
 	// Accepted sockets inherit the limits.
-	lc := net.ListenConfig{KeepAlive: timing.KeepAlive, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
+	lc := net.ListenConfig{KeepAlive: timing.KeepAlive, Control: limit}
 	var l net.Listener
 	listen := func(addr string) (err error) {
 		l, err = lc.Listen(context.Background(), "tcp", addr)

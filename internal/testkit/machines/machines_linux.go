@@ -189,6 +189,12 @@ func (m *Machine) Slow(rate int) {
 	}
 }
 
+// Narrow has packets of more than so many bytes to the machine vanish, without a word to who sends them.
+func (m *Machine) Narrow(mtu int) {
+	m.t.Helper()
+	m.run(m.own, "ip", "link", "set", "eth0", "mtu", fmt.Sprint(mtu))
+}
+
 // queue sets the queue in which packets wait for the cable.
 func (m *Machine) queue(d Direction, queue ...string) {
 	m.t.Helper()
