@@ -155,6 +155,9 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			if r.Stop != "" {
 				h.Stop(r.Stop)
 			}
+			if r.Leave {
+				h.Leave()
+			}
 			if r.Watch != nil {
 				h.Watch(*r.Watch)
 			}

@@ -241,9 +241,7 @@ type gone struct {
 // leave has the hosts here leave the run.
 func (s *supervisor) leave() {
 	s.v.Show(view.Note("this machine leaves the run: its workers hand over what they hold"))
-	for _, p := range s.agents {
-		_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	}
+	s.ask(request{Leave: true})
 }
 
 // goneAlone is the end of this machine's part of a run that others may continue.
@@ -251,7 +249,11 @@ func (s *supervisor) goneAlone(g gone) report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if g.left {
-		return report{Kind: reportEnd, Status: session.ExitTerminated, Errs: fmt.Sprintf("launcher: this machine has left the run after step %d of %d; the others continue\n", s.step, s.last)}
+		of := ""
+		if s.last > 0 { // of a machine that was there at the beginning
+			of = fmt.Sprintf(" of %d", s.last)
+		}
+		return report{Kind: reportEnd, Status: session.ExitTerminated, Errs: fmt.Sprintf("launcher: this machine has left the run after step %d%s; the others continue\n", s.step, of)}
 	}
 	if g.last != "" {
 		g.last += "\n"

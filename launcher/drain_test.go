@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -34,12 +35,14 @@ func TestDrain(t *testing.T) {
 		machines int
 		leave    []int
 		together bool
+		early    bool // as soon as the agents run
 	}{
-		{"two of three, one after the other", 3, []int{0, 2}, false},
-		{"two of three, at the same time", 3, []int{0, 2}, true},
-		{"three of four, at the same time", 4, []int{0, 1, 3}, true}, // one has no vote before
-		{"one of two", 2, []int{1}, false},
-		{"all", 2, []int{1, 0}, false},
+		{"two of three, one after the other", 3, []int{0, 2}, false, false},
+		{"two of three, at the same time", 3, []int{0, 2}, true, false},
+		{"two of three, before training", 3, []int{0, 2}, true, true},
+		{"three of four, at the same time", 4, []int{0, 1, 3}, true, false}, // one has no vote before
+		{"one of two", 2, []int{1}, false, false},
+		{"all", 2, []int{1, 0}, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
@@ -63,6 +66,10 @@ func TestDrain(t *testing.T) {
 			}
 			if c.together {
 				for _, i := range c.leave {
+					if c.early {
+						await(t, "an agent", func() bool { return len(platform.Children(all[i].Process.Pid)) > 0 })
+						continue
+					}
 					all[i].awaitSteps(t, 20)
 				}
 				for _, i := range c.leave {

@@ -86,6 +86,7 @@ func (a *assignment) emulated() int {
 type request struct {
 	Stop  session.Reason `json:"stop,omitempty"`
 	Watch *bool          `json:"watch,omitempty"` // a page is open, or none
+	Leave bool           `json:"leave,omitempty"` // the run; a signal could end an agent that does not hear it yet
 
 	Rejected []int64 `json:"rejected,omitempty"` // connections at the door since the last one, by auth.Cause
 }

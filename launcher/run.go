@@ -316,9 +316,14 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		cli.Within("emulate-hosts", f.hosts, 1, maxHosts),
 		cli.Within("stages", f.stages, 1, session.MaxWorkers),
 	}
-	errs.If(f.stages > f.workers && f.workers > 0 && f.stages <= session.MaxWorkers, "--stages %d: every stage needs a worker; use --stages %d or fewer, or --workers %d", f.stages, f.workers, f.stages)
+	most, machines := f.workers, 1 // workers at the beginning
+	if f.listen != "" && f.waitHosts > 1 && f.waitHosts <= maxHosts {
+		machines = f.waitHosts
+		most *= machines
+	}
+	errs.If(f.stages > most && f.workers > 0 && f.stages <= session.MaxWorkers, "--stages %d: every stage needs a worker; use --stages %d or fewer, or --workers %d", f.stages, most, (f.stages+machines-1)/machines)
 	errs.Add(cli.Within("mirrors", f.mirrors, 0, session.MaxWorkers), cli.Within("min-workers", f.least, 1, session.MaxWorkers))
-	errs.If(f.least > f.workers && f.workers > 0 && f.least <= session.MaxWorkers, "--min-workers %d: the run begins with %d; use --min-workers %d or fewer, or --workers %d", f.least, f.workers, f.workers, f.least)
+	errs.If(f.least > most && f.workers > 0 && f.least <= session.MaxWorkers, "--min-workers %d: the run begins with %d; use --min-workers %d or fewer, or --workers %d", f.least, most, most, (f.least+machines-1)/machines)
 	errs.Add(cli.Within("detect", f.detect, session.MinDetect, session.MaxDetect, ", three heartbeats"))
 	if f.calls != 0 {
 		errs.Add(cli.Within("call-timeout", f.calls, session.MinCallTimeout, session.MaxCallTimeout, ", or 0 for never"))
