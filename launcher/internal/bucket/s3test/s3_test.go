@@ -62,6 +62,7 @@ type server struct {
 	addr   string
 	folder string
 	cmd    *exec.Cmd
+	used   time.Duration // of a processor, by processes that were killed
 }
 
 // start starts a server, whose objects are in a folder of their own.
@@ -103,7 +104,9 @@ func (s *server) begin() {
 
 func (s *server) kill() {
 	s.cmd.Process.Kill()
-	s.cmd.Wait()
+	if s.cmd.Wait(); s.cmd.ProcessState != nil {
+		s.used += s.cmd.ProcessState.UserTime() + s.cmd.ProcessState.SystemTime()
+	}
 }
 
 func (s *server) await(what string, ok func() bool) {

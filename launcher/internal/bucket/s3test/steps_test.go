@@ -39,19 +39,20 @@ func BenchmarkSteps(b *testing.B) {
 		b.Fatal(err)
 	}
 	kinds := []string{"no target", "well", "stopped", "refuses", "slow", "full", "killed"}
-	means := make(map[string][]float64)
+	means, servers := make(map[string][]float64), make(map[string][]float64)
 	began, all := time.Now(), benchTurns*len(kinds)
 	for i := range all {
 		kind := kinds[i%len(kinds)]
-		ms := meanStep(b, launcher, gpt, text, kind)
-		means[kind] = append(means[kind], ms)
+		ms, server := meanStep(b, launcher, gpt, text, kind)
+		means[kind], servers[kind] = append(means[kind], ms), append(servers[kind], server)
 		left := time.Since(began) / time.Duration(i+1) * time.Duration(all-i-1)
 		fmt.Fprintf(os.Stderr, "%2d of %d, %-9s %6.1f ms, %v left\n", i+1, all, kind, ms, left.Round(time.Second)) // the log comes in the end
 	}
 	plain := median(means["no target"])
 	for _, kind := range kinds {
 		x := means[kind]
-		b.Logf("%-10s mean step %6.1f ms (%.1f to %.1f), %.3f of that without a target", kind, median(x), slices.Min(x), slices.Max(x), median(x)/plain)
+		b.Logf("%-10s mean step %6.1f ms (%.1f to %.1f), %.3f of that without a target; the server takes %.1f ms of a processor a step, on the same machine",
+			kind, median(x), slices.Min(x), slices.Max(x), median(x)/plain, median(servers[kind]))
 	}
 }
 
@@ -60,8 +61,8 @@ func median(x []float64) float64 {
 	return (x[(len(x)-1)/2] + x[len(x)/2]) / 2
 }
 
-// meanStep trains and returns the mean of the steps from faultAfter on, in ms.
-func meanStep(b *testing.B, launcher, gpt, text, kind string) float64 {
+// meanStep trains and returns the mean of the steps from faultAfter on, and what the server takes of a processor for each step, in ms.
+func meanStep(b *testing.B, launcher, gpt, text, kind string) (ms, used float64) {
 	b.Helper()
 	cwd := b.TempDir()
 	args := []string{"run", "--plain", "--workers", "2", "--threads", "1", "--run-dir", "run"}
@@ -78,6 +79,10 @@ func meanStep(b *testing.B, launcher, gpt, text, kind string) float64 {
 		s = startIn(b, folder)
 		url := s.url("a")
 		ended := make(chan struct{})
+		defer func() {
+			s.kill()
+			used = s.used.Seconds() * 1000 / benchSteps
+		}()
 		var work sync.WaitGroup
 		defer work.Wait()
 		defer close(ended)
@@ -134,7 +139,7 @@ func meanStep(b *testing.B, launcher, gpt, text, kind string) float64 {
 			for _, m := range all[faultAfter:] {
 				sum += m.MS
 			}
-			return sum / float64(len(all)-faultAfter)
+			return sum / float64(len(all)-faultAfter), 0
 		case <-time.After(10 * time.Millisecond):
 			text, _ := os.ReadFile(filepath.Join(cwd, "run", "metrics.jsonl"))
 			n := bytes.Count(text, []byte("\n"))
