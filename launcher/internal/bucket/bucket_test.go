@@ -191,8 +191,8 @@ func TestFaults(t *testing.T) {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}
 	}
-	for name, value := range map[string]string{"AZURE_STORAGE_KEY": "no base64: " + secret, "AZURE_STORAGE_CONNECTION_STRING": secret} {
-		t.Setenv(name, value)
+	for _, name := range []string{"AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING"} { // the second one counts before the first
+		t.Setenv(name, "no base64: "+secret)
 		if _, err := Open("azblob://runs/a?account=x"); err == nil || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), secret) {
 			t.Errorf("%s: %v", name, err)
 		}
