@@ -196,8 +196,8 @@ func (r roll) changeVoters(v View) (Change, bool) {
 	return Change{}, false
 }
 
-// least returns the voter that is missed least: one that leaves, the leader last of those. Of two others it is not the one that breaks ties; else it is not the leader, one that the
-// leader does not hear before others, and the last.
+// least returns the voter that is missed least: one that leaves, the leader last of those. Of two others it is not the one that breaks
+// ties; else it is not the leader, one that the leader does not hear before others, and the last.
 func (r roll) least(leader string, tie func(standing) bool) standing {
 	all := slices.Clone(r.voters)
 	rank := func(h standing) int {
