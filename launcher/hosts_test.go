@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -306,6 +307,62 @@ func TestFrozenHostWakes(t *testing.T) {
 			readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &sum)
 			if want := hostBaseline.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.Steps != hostSteps || sum.WorkersLost < 2 || sum.WorkersStarted < 8 || sum.WorkersJoined == 0 {
 				t.Errorf("steps %d, parameters %s, lost %d of %d, joined %d", sum.Steps, sum.ParamsSHA256, sum.WorkersLost, sum.WorkersStarted, sum.WorkersJoined)
+			}
+			if left := marked(t, mark); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+// The host of the only worker that is left is frozen. For a while the run waits for it; then it holds, and goes on from the beginning when the
+// host is back.
+func TestFrozenLastHost(t *testing.T) {
+	built(t)
+	t.Parallel()
+	for _, long := range []bool{false, true} {
+		t.Run(fmt.Sprintf("long=%v", long), func(t *testing.T) {
+			t.Parallel()
+			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
+			cmd := launch(t, "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "2", "--emulate-hosts", "2", "--detect", "500ms",
+				mlp, "--steps", strconv.Itoa(hostSteps), "--micro-batch", "4", "--eval-every", "0")
+			mark := "LAUNCHER_TEST=" + cmd.Dir
+			cmd.Env = append(os.Environ(), mark)
+			var out bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &out
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+			has := func(file, text string) func() bool {
+				return func() bool {
+					b, _ := os.ReadFile(filepath.Join(cmd.Dir, "run", file))
+					return bytes.Contains(b, []byte(text))
+				}
+			}
+			await(t, "step 5", has("metrics.jsonl", `{"step":5,`))
+			syscall.Kill(hostProcesses(t, mark, "host-0")[1], syscall.SIGKILL) // the worker of the only host that votes
+			await(t, "recovery", has("events.jsonl", `"recovered"`))
+			frozen := hostProcesses(t, mark, "host-1")
+			for _, pid := range frozen {
+				syscall.Kill(pid, syscall.SIGSTOP)
+			}
+			if long {
+				await(t, "hold", has("events.jsonl", `"hold"`))
+			} else {
+				since := time.Now()
+				await(t, "three times --detect", func() bool { return time.Since(since) > 1500*time.Millisecond })
+			}
+			for _, pid := range frozen {
+				syscall.Kill(pid, syscall.SIGCONT)
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Fatalf("%v\n%s", err, &out)
+			}
+			var sum rundir.Summary
+			readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &sum)
+			if want := hostBaseline.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.Steps != hostSteps || sum.Rollbacks > 1 || long != (sum.Rollbacks == 1) {
+				t.Errorf("steps %d, parameters %s, lost %d of %d, %d rollbacks\n%s", sum.Steps, sum.ParamsSHA256, sum.WorkersLost, sum.WorkersStarted, sum.Rollbacks, &out)
 			}
 			if left := marked(t, mark); len(left) > 0 {
 				t.Errorf("left behind: %v", left)

@@ -186,6 +186,7 @@ func (c *Controller) step(now time.Time, e Event) []Effect {
 
 // dead handles the failure of a worker. It needs a recovery if the worker is in a plan.
 func (c *Controller) dead(now time.Time, e Dead) []Effect {
+	c.awaits = e.Awaits
 	if c.joining[e.Worker.ID] != nil && c.joining[e.Worker.ID].Worker == e.Worker {
 		delete(c.joining, e.Worker.ID)
 		effects := []Effect{note("%s, before it had a part in the plan", e.Cause)}
@@ -193,11 +194,11 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 			c.recovery.open(now) // the others continued because it would come
 			return append(effects, c.recovery.query("too few are left")...)
 		}
-		return append(effects, c.reconf.again(CauseJoin)...)
+		return append(append(effects, c.recovery.unhold()...), c.reconf.again(CauseJoin)...)
 	}
 	m := c.member(e.Worker)
 	if m == nil {
-		return nil
+		return c.recovery.unhold()
 	}
 	c.forget(m)
 	c.recovery.links.forget(m.Worker)

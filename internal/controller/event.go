@@ -26,6 +26,8 @@ type (
 		// known.
 		Begun   []graph.Pair
 		BegunIn int // that step; 0 if it is not known
+		// Awaits says that others may come without being asked for: they start, or were lost with a host that may be back.
+		Awaits bool
 		// Crashed, where it is not nil, is what ran as the worker ended by a fault of
 		// its own.
 		Crashed *Crash

@@ -106,9 +106,19 @@ func (r *recovery) none() []Effect {
 	return r.query("no worker of the plan is left")
 }
 
-// hopes reports whether a run can continue of whose plan no worker is left: by replacements, workers that are ready to join, or
-// workers that have left and are not dismissed.
-func (r *recovery) hopes() bool { return r.cfg.Respawn || len(r.joining)+len(r.members) > 0 }
+// hopes reports whether a run can continue of whose plan no worker is left: by replacements, workers that are ready to join or may
+// come, or workers that have left and are not dismissed.
+func (r *recovery) hopes() bool {
+	return r.cfg.Respawn || r.awaits || len(r.joining)+len(r.members) > 0
+}
+
+// unhold ends a run that holds without any worker, and of which the last that could have come is lost.
+func (r *recovery) unhold() []Effect {
+	if r.state == holding && len(r.members) == 0 && !r.hopes() {
+		return r.end(r.account.none())
+	}
+	return nil
+}
 
 // none is the error of a run without workers.
 func (a *account) none() error {

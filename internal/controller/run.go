@@ -31,6 +31,7 @@ type run struct {
 	members  map[id.WorkerID]*member
 	joining  map[id.WorkerID]*member    // ready, and in no plan that was proposed
 	times    map[id.WorkerID]plan.Times // measured by sessions that live
+	awaits   bool                       // more workers, as of the newest that died
 	finished *Finished                  // the first: the model is written
 	saved    Saved                      // newest checkpoint; zero: none
 	over     bool

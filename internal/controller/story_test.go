@@ -25,7 +25,7 @@ var update = flag.Bool("update", false, "write testdata/*.txt")
 // of a line, and what the controller does follows each, indented. Commands:
 //
 //	job [workers=3] [stages=1] [micros=6] [mirrors=1] [min=1] [reshape=dataflow|off] [respawn]
-//	die W [silent] [begun=0.1,0.2] [crash=STEP:S.M]
+//	die W [silent] [awaits] [begun=0.1,0.2] [crash=STEP:S.M]
 //	answer W|rest [at=STEP.GATE] [result=R] [plan=N] [ballot=T.A] [complete=owned|held]
 //	       [filled=STEP]     what the newest fill was to bring it, as of that step
 //	       [former=STEP]     what it held under the plan before, as of that step
@@ -191,7 +191,7 @@ func (s *story) run(line string) []Effect {
 		return nil
 	case "die":
 		w := s.worker(s.words[1])
-		e := Dead{Worker: w, Cause: fmt.Sprintf("worker %d exited: signal: killed", w.ID), Died: s.now, How: Reaped, Begun: s.pairs("begun")}
+		e := Dead{Worker: w, Cause: fmt.Sprintf("worker %d exited: signal: killed", w.ID), Died: s.now, How: Reaped, Begun: s.pairs("begun"), Awaits: slices.Contains(s.words, "awaits")}
 		if slices.Contains(s.words, "silent") {
 			e.Cause, e.How, e.Died = fmt.Sprintf("worker %d has been silent for 1s", w.ID), Silent, s.now.Add(-time.Second)
 		}

@@ -137,8 +137,8 @@ func (r *relay) run(ctx context.Context) {
 			asked++
 		}
 		if i >= 0 && i != r.c.Self {
-			gone, _ := r.attach(round, i) // tried again
-			r.succeed(round, i, l.Term, gone)
+			found, _ := r.attach(round, i) // tried again
+			r.succeed(round, i, l.Term, found)
 		}
 		retry.Reset(pause)
 		end()
@@ -147,12 +147,15 @@ func (r *relay) run(ctx context.Context) {
 
 // succeed has this node stand for election where the host that led is gone. The
 // nodes do so one after the other, so that the first finds all votes there.
-func (r *relay) succeed(ctx context.Context, led int, term uint64, gone bool) {
-	if ctx.Err() != nil || !gone && !r.inquire(ctx, led) {
+func (r *relay) succeed(ctx context.Context, led int, term uint64, found reach.Finding) {
+	if ctx.Err() == nil && !found.Gone() {
+		found = r.inquire(ctx, led)
+	}
+	if ctx.Err() != nil || !found.Gone() {
 		return
 	}
 	r.mu.Lock()
-	r.gone[led] = time.Now()
+	r.gone[led] = goneHost{time.Now(), found}
 	r.mu.Unlock()
 	voters := slices.DeleteFunc(r.c.voters(), func(name string) bool { return r.c.host(name) == led })
 	rank := slices.Index(voters, r.c.self().Name)
@@ -173,14 +176,14 @@ func (r *relay) succeed(ctx context.Context, led int, term uint64, gone bool) {
 	}
 }
 
-// attach keeps a link to the host that leads, until it ends. It reports whether that was since the host is gone.
-func (r *relay) attach(ctx context.Context, host int) (gone bool, err error) {
+// attach keeps a link to the host that leads, until it ends. It returns what was found of the host, if that was why.
+func (r *relay) attach(ctx context.Context, host int) (found reach.Finding, err error) {
 	times := r.c.times()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	conn, err := r.c.dial(ctx, host, r.tls)
 	if err != nil {
-		return false, err
+		return reach.Unsure, err
 	}
 	defer conn.Close()
 	self := control.Host{Protocol: control.Protocol, Host: r.c.Self, Server: r.server, Link: r.c.self().Link}
@@ -188,24 +191,24 @@ func (r *relay) attach(ctx context.Context, host int) (gone bool, err error) {
 		self.Records = r.copies.marks()
 	}
 	if err := conn.Send(self); err != nil {
-		return false, err
+		return reach.Unsure, err
 	}
 	answer, stop := context.WithTimeout(ctx, times.Host)
 	m, err := conn.Receive(answer)
 	stop()
 	if err != nil {
-		return false, err
+		return reach.Unsure, err
 	}
 	since, ok := m.(control.Lead)
 	if !ok {
-		return false, errNotLeading
+		return reach.Unsure, errNotLeading
 	}
 
 	q := newQueue[control.Message]()
 	r.mu.Lock()
 	if r.here != nil {
 		r.mu.Unlock()
-		return false, errNotLeading
+		return reach.Unsure, errNotLeading
 	}
 	r.account(q, since)
 	r.speakTo(q)
@@ -225,7 +228,7 @@ func (r *relay) attach(ctx context.Context, host int) (gone bool, err error) {
 		}
 	}()
 	err = speak(ctx, conn, q, func(ctx context.Context) {
-		gone = r.watchLeader(ctx, host)
+		found = r.watchLeader(ctx, host)
 	}, func(m control.Message) error {
 		if r.copies != nil {
 			switch m := m.(type) {
@@ -242,7 +245,7 @@ func (r *relay) attach(ctx context.Context, host int) (gone bool, err error) {
 		return r.hear(m)
 	})
 	silent = errors.Is(err, context.Canceled)
-	return gone, err
+	return found, err
 }
 
 // brokeAt returns when the link to a host that led until now ended, or now.
@@ -263,25 +266,25 @@ func (r *relay) crowded() timing.Crowd {
 }
 
 // goneHosts returns the hosts that led until a short time ago, and are gone.
-func (r *relay) goneHosts() (all []int) {
+func (r *relay) goneHosts() (all []hostProbed) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for host, at := range r.gone {
-		if time.Since(at) < r.c.times().Host {
-			all = append(all, host)
+	for host, g := range r.gone {
+		if time.Since(g.at) < r.c.times().Host {
+			all = append(all, hostProbed{host: host, found: g.found})
 		}
 	}
 	return all
 }
 
-// watchLeader returns when the leader counts as failed, or ctx ends. It reports whether that is since its host is gone.
-func (r *relay) watchLeader(ctx context.Context, host int) (gone bool) {
+// watchLeader returns when the leader counts as failed, or ctx ends. It returns what was found of its host, if that is why.
+func (r *relay) watchLeader(ctx context.Context, host int) reach.Finding {
 	times := r.c.times()
 	ctx, cancel := context.WithCancel(ctx)
 	var inquiry sync.WaitGroup
 	defer inquiry.Wait()
 	defer cancel()
-	found := make(chan hostProbed, 1)
+	answers := make(chan hostProbed, 1)
 	var probes reach.Pace
 	tick := time.NewTimer(times.LinkWatch)
 	defer tick.Stop()
@@ -291,18 +294,18 @@ func (r *relay) watchLeader(ctx context.Context, host int) (gone bool) {
 	for {
 		var p hostProbed
 		select {
-		case p = <-found:
+		case p = <-answers:
 			probes.End()
 		case <-tick.C:
 		case <-ctx.Done():
-			return false
+			return reach.Unsure
 		}
 		now := time.Now()
 		r.mu.Lock()
 		heard, crowd := r.heard, max(r.crowd, r.crowdThere)
 		r.mu.Unlock()
-		if p.gone && p.since.Equal(heard) {
-			return true
+		if p.found.Gone() && p.since.Equal(heard) {
+			return p.found
 		}
 		if heard.After(h.Heard) {
 			h.Hear(heard)
@@ -311,11 +314,11 @@ func (r *relay) watchLeader(ctx context.Context, host int) (gone bool) {
 		looks.Look(times.Leader(), now, lateness, nil)
 		suspected, _ := times.Suspicion().Suspect(h, now, lateness, looks.Intervals)
 		if suspected && probes.Begin(now, heard, times.Answer) {
-			inquiry.Go(func() { found <- hostProbed{host, heard, r.inquire(ctx, host)} })
+			inquiry.Go(func() { answers <- hostProbed{host, heard, r.inquire(ctx, host)} })
 		}
 		var failed bool
 		if failed, h = times.Leader().In(crowd).Suspect(h, now, lateness, looks.Intervals); failed {
-			return false
+			return reach.Unsure
 		}
 		due = now.Add(times.LinkWatch)
 		tick.Reset(times.LinkWatch)

@@ -214,8 +214,9 @@ func (l *lead) serve(s *seat) (session.Outcome, error) {
 	r := newRun(l, console, dir, hosts, sess)
 	s.admit(l)
 	defer s.admit(nil)
-	for _, host := range l.relay.goneHosts() {
-		l.events.put(hostProbed{host, hosts.hosts[host].heard.Heard, true})
+	for _, gone := range l.relay.goneHosts() {
+		gone.since = hosts.hosts[gone.host].heard.Heard
+		l.events.put(gone)
 	}
 	l.relay.lead(l)
 	defer l.relay.unlead(l)

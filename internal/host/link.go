@@ -247,9 +247,9 @@ func (c *Config) dialLink(ctx context.Context, link string, t *tls.Config) (*con
 	return control.New(nc), nil
 }
 
-// inquire finds out whether a host is gone: its machine says that no process listens there, or it answers neither this host nor others,
+// inquire finds out whether a host is there: its machine may say that no process listens there, or answer neither this host nor others,
 // together a majority of those that vote.
-func (r *relay) inquire(ctx context.Context, host int) bool {
+func (r *relay) inquire(ctx context.Context, host int) reach.Finding {
 	voters, need := r.c.voters(), 1
 	var others []func(context.Context) reach.Finding
 	for _, name := range voters {
@@ -262,8 +262,7 @@ func (r *relay) inquire(ctx context.Context, host int) bool {
 		}
 	}
 	probe := func(ctx context.Context) reach.Finding { return r.c.probe(ctx, r.c.hosts()[host].Link) }
-	found := reach.Inquire(ctx, timing.Probe, need+len(voters)/2, probe, others)
-	return found == reach.Refuses || found == reach.Silent
+	return reach.Inquire(ctx, timing.Probe, need+len(voters)/2, probe, others)
 }
 
 // second asks a host whether it can reach the machine of another one.

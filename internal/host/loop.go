@@ -308,13 +308,13 @@ func (r *run) see() {
 // more, soon where several hosts find that it does not answer, else when they were silent, or without a link, for too long.
 func (r *run) look(due time.Time) {
 	now := time.Now()
-	events, probe := r.hosts.tick(now, now.Sub(due))
+	events, probe := r.hosts.tick(now, now.Sub(due), r.s.LastHost())
 	r.steps(events)
 	r.lookAtShards()
 	r.see()
 	for _, p := range probe {
 		r.others.Go(func() {
-			p.gone = r.lead.relay.inquire(r.talking, p.host)
+			p.found = r.lead.relay.inquire(r.talking, p.host)
 			r.post(p)
 		})
 	}

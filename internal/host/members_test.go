@@ -62,7 +62,7 @@ func TestEnters(t *testing.T) {
 	check("d", "d:1", "d -1 false")
 	check("a", "x:1", "a-2 -1 false")
 	check("c", "x:1", " -1 true") // it has had no link yet
-	r.lose(2)
+	r.lose(2, false)
 	check("c", "x:1", "c -1 false")
 	if i := r.entered(Addr{Name: "c", Agree: "x:1", Link: "x:12", Starts: 2}); i != 2 {
 		t.Errorf("its place is %d", i)
@@ -83,7 +83,7 @@ func TestEnters(t *testing.T) {
 	if got := fmt.Sprintf("%s %s %v %v", v.Leader, v.TieBreak, v.Hosts[2], v.Hosts[3]); got != "a b {s at x:1 true false false false} {s at d:1 true false false false}" {
 		t.Errorf("the view is %s", got)
 	}
-	r.lose(3)
+	r.lose(3, false)
 	check("d", "y:1", "d -1 false")
 }
 

@@ -19,10 +19,17 @@ import (
 	"github.com/soliton-train/soliton/internal/host/supply"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/reach"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 )
+
+// goneHost is when a host that led was found to be gone, and how.
+type goneHost struct {
+	at    time.Time
+	found reach.Finding
+}
 
 // relay stands between the workers of a host and the leader, on this host or another one. It is the only
 // partner of its workers, and remembers what a new leader has to know of them.
@@ -55,7 +62,7 @@ type relay struct {
 	out        outbox              // to the leader; nil while there is no link
 	heard      time.Time           // when the leader said something last
 	broke      map[int]time.Time   // when the link to a host that led has ended
-	gone       map[int]time.Time   // when hosts that led were found to be gone
+	gone       map[int]goneHost    // the hosts that led and were found to be gone
 	crowd      timing.Crowd        // of this machine
 	crowdThere timing.Crowd        // of the leader's machine, as it said last
 	leaving    bool                // the workers of this host are asked to leave
@@ -93,7 +100,7 @@ type local struct {
 const maxReported = 1 << 14
 
 func newRelay(c *Config, t *tls.Config, e elections) *relay {
-	r := &relay{c: c, tls: t, elections: e, news: make(chan struct{}, 1), broke: make(map[int]time.Time), gone: make(map[int]time.Time), left: make(chan struct{}), stranded: make(chan error, 1)}
+	r := &relay{c: c, tls: t, elections: e, news: make(chan struct{}, 1), broke: make(map[int]time.Time), gone: make(map[int]goneHost), left: make(chan struct{}), stranded: make(chan error, 1)}
 	if s, ok := e.(servers); ok {
 		r.server = s.ID()
 	}

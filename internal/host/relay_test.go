@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/reach"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -131,29 +132,35 @@ func TestRoster(t *testing.T) {
 
 	// It is silent for too long, and this host was not listening itself; then it really is.
 	now = now.Add(10 * time.Second)
-	events, probe := r.tick(now, 251*time.Millisecond)
+	events, probe := r.tick(now, 251*time.Millisecond, "")
 	expect(t, "a late tick", fmt.Sprint(told(events), probe), "[] []")
 	now = now.Add(time.Second)
-	if events, probe = r.tick(now, 0); events != nil || len(probe) != 1 || probe[0].host != 1 {
+	if events, probe = r.tick(now, 0, ""); events != nil || len(probe) != 1 || probe[0].host != 1 {
 		t.Errorf("lost early: %v, or not probed: %v", told(events), probe)
 	}
-	if _, again := r.tick(now, 0); again != nil {
+	if _, again := r.tick(now, 0, ""); again != nil {
 		t.Errorf("probed twice at a time: %v", again)
 	}
 	expect(t, "its machine answers", told(r.probed(probe[0])), "[]")
 	now = now.Add(100 * time.Millisecond)
 	r.crowd = 33
-	if events, _ = r.tick(now, 0); events != nil {
+	if events, _ = r.tick(now, 0, ""); events != nil {
 		t.Errorf("lost on a crowded machine: %v", told(events))
 	}
 	r.crowd = 0
 	r.said(hostSaid{1, now.Add(-1001 * time.Millisecond), control.Beat{Crowd: 33}})
-	if events, _ = r.tick(now, 0); events != nil {
+	if events, _ = r.tick(now, 0, ""); events != nil {
 		t.Errorf("lost although its machine is crowded: %v", told(events))
 	}
 	r.said(hostSaid{1, now.Add(-1001 * time.Millisecond), control.Beat{Crowd: timing.Crowd(math.NaN())}})
 	expect(t, "its machine answered", told(r.probed(probe[0])), "[]")
-	events, _ = r.tick(now, 0)
+	for _, only := range []time.Duration{0, 8 * time.Second} { // its workers alone can continue the run
+		if events, _ = r.tick(now.Add(only), 0, "b"); events != nil {
+			t.Errorf("the last host is lost after %v more: %v", only, told(events))
+		}
+		r.hosts[1].probes.End()
+	}
+	events, _ = r.tick(now, 0, "")
 	expect(t, "a silent host", told(events), "[closed 1 closed 2 exited 2: b was lost]")
 	r.send(1, control.Stop{}) // not to be sent
 	expect(t, "words of a lost host", told(r.said(hostSaid{1, now, relayed{control.Hello{}, id.Session{Worker: 2}}})), "[]")
@@ -170,10 +177,10 @@ func TestRoster(t *testing.T) {
 	// Its link ends, and its machine says that nothing listens there.
 	r.unlinked(now, hostUnlinked{1, b}) // an older one
 	r.unlinked(now, hostUnlinked{1, back})
-	if events, probe = r.tick(now.Add(time.Millisecond), 0); events != nil || len(probe) != 1 || probe[0].host != 1 {
+	if events, probe = r.tick(now.Add(time.Millisecond), 0, ""); events != nil || len(probe) != 1 || probe[0].host != 1 {
 		t.Errorf("%v, probes %v", told(events), probe)
 	}
-	r.probed(hostProbed{1, probe[0].since, true})
+	r.probed(hostProbed{1, probe[0].since, reach.Silent})
 	if !r.hosts[1].lost {
 		t.Error("it is not lost")
 	}
@@ -197,7 +204,7 @@ func TestLostWithNewPlace(t *testing.T) {
 	r.steps(hosts.said(hostSaid{1, now, control.Exited{Worker: 1, Code: -1, Text: "killed"}}))
 	r.steps(hosts.said(hostSaid{1, now, closedOf(id.Session{Worker: 1}, nil)}))
 	expect(t, "who is started again", hosts.members[len(hosts.members)-1].who, id.Session{Worker: 1, Incarnation: 1})
-	r.steps(hosts.lose(1))
+	r.steps(hosts.lose(1, false))
 	if len(hosts.members) != 5 || r.s.Over() { // worker 2 is started elsewhere; the next start of worker 1 has to wait
 		t.Errorf("members %+v", hosts.members)
 	}

@@ -234,7 +234,7 @@ type (
 	hostProbed   struct {
 		host  int
 		since time.Time // when it was heard last, as it was probed
-		gone  bool      // its agent has exited, or its machine cannot be reached
+		found reach.Finding
 	}
 )
 
@@ -363,9 +363,10 @@ func received(place int, m control.Message) []session.Event {
 	return events
 }
 
-// tick loses the hosts that have been silent, or without a link, for too long. lateness is how late the tick comes. It
-// returns the hosts that are suspected, or without a link, and worth a probe.
-func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.Event, probe []hostProbed) {
+// tick loses the hosts that have been silent, or without a link, for too long. lateness is how late the tick comes. The last host whose
+// workers can continue the run, if there is only one, has as long as a fenced worker: nothing is gained without it. tick returns the hosts
+// that are suspected, or without a link, and worth a probe.
+func (r *roster) tick(now time.Time, lateness time.Duration, last string) (events []session.Event, probe []hostProbed) {
 	var intervals []timing.Intervals
 	for i := range r.hosts {
 		if h := &r.hosts[i]; h.out != nil && i != r.self {
@@ -388,8 +389,8 @@ func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.E
 		var failed bool
 		failed, h.heard = detector.Suspect(h.heard, now, lateness, timing.Pool(intervals), r.looks.Intervals)
 		switch {
-		case failed:
-			events = append(events, r.lose(i)...)
+		case failed && (r.addrs[i].Name != last || h.heard.Silence(now) > r.times.Grace):
+			events = append(events, r.lose(i, false)...)
 		case suspected && !detector.Stopped(lateness) && h.probes.Begin(now, h.heard.Heard, every):
 			probe = append(probe, hostProbed{host: i, since: h.heard.Heard})
 		}
@@ -397,17 +398,18 @@ func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.E
 	return events, probe
 }
 
-// probed takes in whether a host is gone. One that was heard or has linked meanwhile is not.
+// probed takes in what was found of a host: it is lost where its agent has exited, or nothing reaches its machine. One that was heard or
+// has linked meanwhile is not.
 func (r *roster) probed(e hostProbed) []session.Event {
 	h := &r.hosts[e.host]
-	if h.probes.End(); !e.gone || !h.heard.Heard.Equal(e.since) || h.lost {
+	if h.probes.End(); !e.found.Gone() || !h.heard.Heard.Equal(e.since) || h.lost {
 		return nil
 	}
-	return r.lose(e.host)
+	return r.lose(e.host, e.found == reach.Refuses)
 }
 
-// lose gives up a host: all its workers are dead, and fenced should they come back.
-func (r *roster) lose(host int) (events []session.Event) {
+// lose gives up a host: all its workers are dead, and fenced should they come back. exited says that its agent has.
+func (r *roster) lose(host int, exited bool) (events []session.Event) {
 	h := &r.hosts[host]
 	h.lost = true
 	if h.out != nil {
@@ -432,7 +434,7 @@ func (r *roster) lose(host int) (events []session.Event) {
 		}
 		if !w.exited {
 			w.exited = true
-			status := session.Status{Code: -1, Text: fmt.Sprintf("%s was lost", r.addrs[host].Name), Lost: at}
+			status := session.Status{Code: -1, Text: fmt.Sprintf("%s was lost", r.addrs[host].Name), Lost: at, Gone: exited}
 			events = append(events, session.WorkerExited{Worker: i, Status: status})
 		}
 	}

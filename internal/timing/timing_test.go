@@ -64,7 +64,7 @@ var rows = []row{
 	{"Fence", "a worker commits without a heartbeat of its agent", "Detect", func(p Policy) time.Duration { return p.Fence }, []than{
 		{"Detect", 1, true, "a worker that its agent hears in time commits"},
 	}},
-	{"Grace", "a worker that missed heartbeats is stopped before it is killed", "10 Detect", func(p Policy) time.Duration { return p.Grace }, []than{
+	{"Grace", "a worker that missed heartbeats is stopped before it is killed, or the last host with workers before it is lost", "10 Detect", func(p Policy) time.Duration { return p.Grace }, []than{
 		{"Detect", 1, false, "its process has time to continue"},
 	}},
 	{"Query", "workers answer a query, since it or the last answer", "Detect, as much longer as Detect becomes", func(p Policy) time.Duration { return p.Query }, []than{

@@ -33,6 +33,7 @@ type roster struct {
 	tries    map[id.WorkerID]int    // the newest of them in a row that have committed nothing
 	refused  map[id.WorkerID]bool   // another incarnation would end the same way
 	away     map[id.WorkerID]string // hosts with which workers were lost, to be restarted when they are back
+	gone     map[string]bool        // those of them whose agents have exited
 	early    map[string]int         // workers of hosts that came before training
 	pending  int                    // processes that are being started
 	due      []dueStart             // the pending ones that are started later
@@ -47,7 +48,7 @@ type dueStart struct {
 
 func newRoster() roster {
 	return roster{
-		lives: make(map[id.WorkerID]int), tries: make(map[id.WorkerID]int), refused: make(map[id.WorkerID]bool), away: make(map[id.WorkerID]string),
+		lives: make(map[id.WorkerID]int), tries: make(map[id.WorkerID]int), refused: make(map[id.WorkerID]bool), away: make(map[id.WorkerID]string), gone: make(map[string]bool),
 		early: make(map[string]int),
 	}
 }
@@ -74,6 +75,22 @@ func (r *roster) begin(w id.WorkerID, host string) plan.Worker {
 	r.pending++
 	r.tries[w]++
 	return who
+}
+
+// awaitsHost reports whether a host may come back by itself with which workers were lost.
+func (r *roster) awaitsHost() bool {
+	for _, host := range r.away {
+		if !r.gone[host] {
+			return true
+		}
+	}
+	return false
+}
+
+// awaits reports whether workers may come that nobody has to ask for: they start, or were lost with a host that may be back.
+func (s *Session) awaits() bool {
+	return s.end.stop == "" && (s.roster.pending > 0 || s.roster.awaitsHost() ||
+		slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state < working && !w.over() && w.fault == nil }))
 }
 
 // add starts workers with new WorkerIDs.
@@ -332,7 +349,7 @@ func (s *Session) loseJoiner(w *worker) {
 		s.then(e)
 	}
 	s.then(w.row("gone"), s.processes())
-	s.tell(controller.Dead{Worker: w.who, Cause: cause, How: controller.Reaped, Died: w.ended})
+	s.tell(controller.Dead{Worker: w.who, Cause: cause, How: controller.Reaped, Died: w.ended, Awaits: s.awaits()})
 	if !w.hasLeft() {
 		s.replace(w)
 	}
@@ -343,5 +360,6 @@ func (s *Session) loseJoiner(w *worker) {
 func (s *Session) noteHost(e *WriteEvent, w *worker) {
 	if !w.status.Lost.IsZero() {
 		e.Event.Host, s.roster.away[w.who.ID] = w.who.Host, w.who.Host
+		s.roster.gone[w.who.Host] = w.status.Gone
 	}
 }

@@ -81,7 +81,7 @@ func (s *Session) counted(w *worker) bool {
 
 // autopsy is what the controller is told of a worker that was lost.
 func (s *Session) autopsy(w *worker, cause string) controller.Dead {
-	dead := controller.Dead{Worker: w.who, Cause: cause, How: controller.Reaped, Died: w.ended}
+	dead := controller.Dead{Worker: w.who, Cause: cause, How: controller.Reaped, Died: w.ended, Awaits: s.awaits()}
 	progress := w.status.Progress
 	for _, p := range progress.Begun {
 		dead.Begun = append(dead.Begun, graph.Pair(p))
@@ -194,7 +194,7 @@ func (s *Session) tell(cause controller.Event) {
 			}
 			reason := fmt.Sprintf("%s left and --min-workers is %d: waiting for more", plan.Count(e.Have, "worker"), e.Need)
 			if e.Have == 0 {
-				reason = "no worker is left: waiting for replacements"
+				reason = "no worker is left: waiting for others"
 			}
 			s.then(s.event(eventHold, reason), Show{view.Note(reason)})
 		case controller.Recovered:

@@ -59,6 +59,77 @@ func TestAllWorkersAreReplaced(t *testing.T) {
 	}
 }
 
+// The last workers are lost with a host that does not answer: the run waits for it. Where its agent has exited, or the user stops the run, it
+// ends. A worker that starts is waited for as well.
+func TestLastHostIsLost(t *testing.T) {
+	begin := func(t *testing.T) *ran {
+		r := joining(t, 2, false)
+		for _, w := range r.s.workers {
+			w.who.Host = "b"
+		}
+		return r
+	}
+	goes := func(id int, exited bool) []Event {
+		all := lost(id, time.Unix(0, 0))
+		e := all[1].(WorkerExited)
+		e.Status.Gone = exited
+		return []Event{all[0], e}
+	}
+	t.Run("it is back", func(t *testing.T) {
+		r := begin(t)
+		r.feed(slices.Concat(goes(0, false), goes(1, false))...)
+		if r.s.phase != training || r.s.Over() || !strings.Contains(r.kinds(), "hold") {
+			t.Fatalf("%v, over %v: %v, %v", r.s.phase, r.s.Over(), r.s.end.err, r.kinds())
+		}
+		r.feed(HostBack{"b", 0})
+		if places := r.start(); len(places) != 2 {
+			t.Fatalf("started: %v", places)
+		}
+		r.fresh()
+		if o := r.obey(); !o.Rollback || len(o.Plan.Workers) == 0 || r.s.records.rollbacks != 1 {
+			t.Errorf("order %+v", o)
+		}
+	})
+	t.Run("it does not come", func(t *testing.T) {
+		r := begin(t)
+		r.feed(slices.Concat(goes(0, false), goes(1, false))...)
+		if at := r.s.Alarm(); at.Sub(r.now) > timing.Hold {
+			t.Fatalf("it waits until %v", at)
+		}
+		r.now = r.now.Add(timing.Hold)
+		r.feed(AlarmDue{})
+		if out := r.s.Outcome(); !r.s.Over() || out.Err == nil {
+			t.Errorf("over %v, %+v", r.s.Over(), out)
+		}
+	})
+	t.Run("its agent has exited", func(t *testing.T) {
+		r := begin(t)
+		r.feed(slices.Concat(goes(0, true), goes(1, true))...)
+		if out := r.s.Outcome(); !r.s.Over() || out.Err == nil || !strings.Contains(out.Err.Error(), "no worker is left") {
+			t.Errorf("over %v, %+v", r.s.Over(), out)
+		}
+	})
+	t.Run("the run is stopped", func(t *testing.T) {
+		r := begin(t)
+		r.feed(slices.Concat(goes(0, false), goes(1, false), []Event{StopAsked{Interrupt}})...)
+		if out := r.s.Outcome(); !r.s.Over() || out.ExitStatus() != ExitInterrupted {
+			t.Errorf("over %v, %+v", r.s.Over(), out)
+		}
+	})
+	t.Run("another one starts", func(t *testing.T) {
+		r := begin(t)
+		r.feed(AddWorkers{1}, WorkerStarted{plan.Worker{ID: 2, Host: "a"}, nil})
+		r.feed(slices.Concat(goes(0, true), goes(1, true))...)
+		if r.s.phase != training || r.s.Over() {
+			t.Fatalf("%v, over %v: %v", r.s.phase, r.s.Over(), r.s.end.err)
+		}
+		r.feed(died(2)...)
+		if out := r.s.Outcome(); !r.s.Over() || out.Err == nil {
+			t.Errorf("over %v, %+v", r.s.Over(), out)
+		}
+	})
+}
+
 // Without --respawn a run without workers ends, and names what it can be resumed from.
 func TestAllWorkersAreLost(t *testing.T) {
 	r := trainingOf(t, Config{CanStart: true, RunDir: "/runs/a", Shown: "runs/a"}, 2)

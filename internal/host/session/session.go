@@ -231,9 +231,23 @@ func (s *Session) Over() bool {
 	return s.deserted() && (s.disk.full.IsZero() || s.phase == ending || s.end.stop != "")
 }
 
-// deserted reports whether there is no worker, and none is being started.
+// deserted reports whether there is no worker, none is being started, and no host is waited for that was lost with its workers.
 func (s *Session) deserted() bool {
-	return s.roster.pending == 0 && !slices.ContainsFunc(s.workers, func(w *worker) bool { return !w.over() })
+	return s.roster.pending == 0 && !(s.phase == training && s.ctl.Holding() && s.awaits()) && !slices.ContainsFunc(s.workers, func(w *worker) bool { return !w.over() })
+}
+
+// LastHost returns the host of all workers that can continue the run, "" where several hosts have some.
+func (s *Session) LastHost() (last string) {
+	for _, w := range s.workers {
+		switch {
+		case s.phase != training || w.state < working || w.exit != running || w.fault != nil || !HasPart(s.plan.Workers, w.who):
+		case last == "":
+			last = w.who.Host
+		case last != w.who.Host:
+			return ""
+		}
+	}
+	return last
 }
 
 // Outcome returns how the run has ended.

@@ -233,6 +233,7 @@ type Status struct {
 	Progress progress.State
 
 	Lost time.Time // since when its host is silent, where that is why the worker counts as exited
+	Gone bool      // and the agent of that host has exited, so that it does not come back by itself
 }
 
 // OK reports whether the worker exited by itself and without an error.

@@ -25,6 +25,9 @@ const (
 	Silent                 // it does not answer
 )
 
+// Gone reports whether it is to count as failed: its agent has exited, or its machine is off or cut off.
+func (f Finding) Gone() bool { return f == Refuses || f == Silent }
+
 // Judge returns what follows from the findings of a host and of others, so far. A machine is Silent where this host and so many others find
 // it so, and none reaches it; so a host that is cut off itself is Unsure of the others.
 func Judge(own Finding, others []Finding, need int) Finding {
