@@ -18,6 +18,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/reach"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -227,7 +228,7 @@ func fromWire(m control.Message) (control.Message, error) {
 
 // dialer returns what connects to other hosts: from the address at which they reach this one.
 func (c *Config) dialer() *net.Dialer {
-	d := &net.Dialer{Timeout: c.times().Host}
+	d := &net.Dialer{Timeout: c.times().Host, Control: platform.SmallSegments}
 	if a, ok := c.Link.Addr().(*net.TCPAddr); ok && !a.IP.IsUnspecified() {
 		d.LocalAddr = &net.TCPAddr{IP: a.IP, Zone: a.Zone}
 	}

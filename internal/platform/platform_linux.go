@@ -164,6 +164,19 @@ func LimitSocket(c syscall.RawConn, unsent, unread int, unanswered time.Duration
 	return err
 }
 
+// smallSegment is what fits into a datagram of 576 bytes, which every host must take (RFC 791, RFC 9293 3.7.1).
+const smallSegment = 536
+
+// SmallSegments has a TCP connection that is to be dialled send and get segments that pass everywhere. It is a net.Dialer's Control. Where
+// large packets vanish on the way, a connection stands still with the first of them, and with it all that comes after.
+func SmallSegments(_, _ string, c syscall.RawConn) error {
+	var err error
+	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG, smallSegment) }); e != nil {
+		return e
+	}
+	return err
+}
+
 // SignalThread sends a signal to the calling thread. A signal to the process may go to another thread, which has to wake up first
 // while the calling one runs on.
 func SignalThread(s syscall.Signal) error {

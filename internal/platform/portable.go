@@ -95,6 +95,9 @@ func lowerPriority(int) {}
 // LimitSocket leaves the kernel's own limits.
 func LimitSocket(syscall.RawConn, int, int, time.Duration) error { return nil }
 
+// SmallSegments leaves the size of segments to the system.
+func SmallSegments(_, _ string, _ syscall.RawConn) error { return nil }
+
 // SignalThread sends a signal to the calling process: this system cannot choose the thread.
 func SignalThread(s syscall.Signal) error { return syscall.Kill(os.Getpid(), s) }
 

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -52,7 +53,7 @@ func (e *RefusedError) Error() string { return "the run refuses this machine: " 
 // all addresses at once, and keeps the first that proves the ticket's fingerprint; others get not a byte of the token or of the request.
 // Errors are [UnreachableError], [RefusedError], ErrToken, ErrExpired, that of the context, or one of the connection.
 func Dial(ctx context.Context, t Ticket, request []byte) (reply []byte, from net.Addr, err error) {
-	return dial(ctx, new(net.Dialer).DialContext, t, request)
+	return dial(ctx, (&net.Dialer{Control: platform.SmallSegments}).DialContext, t, request)
 }
 
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/auth"
@@ -35,6 +36,7 @@ type peer struct {
 	abort   context.CancelFunc // while the loop dials
 	queue   turns[*Sending]    // not announced yet
 	lastErr error              // of the last attempt to dial
+	small   bool               // large packets may vanish on the way: TCP has ended the last link since no answer came
 	stats   PeerStats
 	free    time.Time // when a shaped link has sent all
 }
@@ -207,11 +209,16 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 				ctx, cancel := context.WithTimeout(e.ctx, timing.Handshake)
 				p.abort = cancel
 				dialled = make(chan result, 1)
-				addr, known := p.Addr, p.known
+				addr, known, connect := p.Addr, p.known, e.cfg.Transport.Dial
+				if p.small {
+					connect = func(ctx context.Context, addr string) (net.Conn, error) {
+						return transport.DialSmall(ctx, e.cfg.Transport, addr)
+					}
+				}
 				out := dialled
 				e.tasks.Go(func() {
 					defer cancel()
-					h, err := p.dial(ctx, addr, known)
+					h, err := p.dial(ctx, connect, addr, known)
 					out <- result{h, err}
 				})
 			}
@@ -268,11 +275,11 @@ func (e *refusedError) Error() string { return ErrRefused.Error() + ": " + e.rea
 func (e *refusedError) Unwrap() error { return ErrRefused }
 
 // dial calls the peer and shakes hands.
-func (p *peer) dial(ctx context.Context, addr string, known uint64) (*handover, error) {
+func (p *peer) dial(ctx context.Context, connect func(context.Context, string) (net.Conn, error), addr string, known uint64) (*handover, error) {
 	fail := func(err error) (*handover, error) {
 		return nil, &Error{Op: "dial", Peer: p.Session, Remote: true, Err: err}
 	}
-	c, err := p.e.cfg.Transport.Dial(ctx, addr)
+	c, err := connect(ctx, addr)
 	if err != nil {
 		return fail(err)
 	}
@@ -369,12 +376,13 @@ func (p *peer) serve(h *handover) {
 	err, reading := p.write(l, readEnd)
 	l.conn.Close()
 	if reading {
-		if rerr := <-readEnd; errors.Is(rerr, ErrProtocol) {
+		if rerr := <-readEnd; errors.Is(rerr, ErrProtocol) || errors.Is(rerr, syscall.ETIMEDOUT) {
 			err = rerr // says more than that a write failed
 		}
 	}
 
 	e.lock()
+	p.small = errors.Is(err, syscall.ETIMEDOUT)
 	if p.evicted != nil {
 		err = p.evicted
 	} else if l.dead {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/ports"
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 const (
@@ -266,7 +267,7 @@ func listen(addr netip.AddrPort, in ports.Range) (*network, error) {
 
 // DialAddressTimeout implements [memberlist.NodeAwareTransport].
 func (n *network) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
-	d := net.Dialer{Timeout: timeout, LocalAddr: n.from}
+	d := net.Dialer{Timeout: timeout, LocalAddr: n.from, Control: platform.SmallSegments}
 	return d.DialContext(n.ctx, "tcp", a.Addr)
 }
 

@@ -53,12 +53,21 @@ func parts(addr string) (path, far string) {
 
 // Dial connects to a worker of this host through the folder, and to one of another host over Far.
 func (h Host) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	return h.dial(ctx, addr, func(far string) (net.Conn, error) { return h.Far.Dial(ctx, far) })
+}
+
+// DialSmall implements [SmallDialer]: a socket of this host has no packets.
+func (h Host) DialSmall(ctx context.Context, addr string) (net.Conn, error) {
+	return h.dial(ctx, addr, func(far string) (net.Conn, error) { return DialSmall(ctx, h.Far, far) })
+}
+
+func (h Host) dial(ctx context.Context, addr string, dialFar func(far string) (net.Conn, error)) (net.Conn, error) {
 	path, far := parts(addr)
 	switch {
 	case path != "" && filepath.Dir(path) == h.Folder:
 		return h.dialUnix(ctx, path)
 	case far != "" && h.Far != nil:
-		return h.Far.Dial(ctx, far)
+		return dialFar(far)
 	}
 	return nil, fmt.Errorf("transport: dial %q: not a worker of this host, and no address for other hosts", addr)
 }

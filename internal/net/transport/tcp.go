@@ -50,7 +50,18 @@ func limit(_, _ string, c syscall.RawConn) error {
 
 // Dial connects to host:port.
 func (t TCP) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	d := net.Dialer{KeepAlive: timing.KeepAlive, Control: limit}
+	return t.dial(ctx, addr, limit)
+}
+
+// DialSmall implements [SmallDialer].
+func (t TCP) DialSmall(ctx context.Context, addr string) (net.Conn, error) {
+	return t.dial(ctx, addr, func(network, address string, c syscall.RawConn) error {
+		return errors.Join(limit(network, address, c), platform.SmallSegments(network, address, c))
+	})
+}
+
+func (t TCP) dial(ctx context.Context, addr string, control func(network, address string, c syscall.RawConn) error) (net.Conn, error) {
+	d := net.Dialer{KeepAlive: timing.KeepAlive, Control: control}
 	if t.Addr != "" {
 		ip, err := netip.ParseAddr(t.Addr)
 		if err != nil {

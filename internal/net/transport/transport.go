@@ -23,6 +23,20 @@ type Transport interface {
 	Listen(addr string) (Listener, error)
 }
 
+// SmallDialer is a Transport that can connect so that only small packets are sent, in both directions.
+type SmallDialer interface {
+	DialSmall(ctx context.Context, addr string) (net.Conn, error)
+}
+
+// DialSmall is t.Dial, with small packets where t can have them. A link that TCP has ended since no answer came is made again that way:
+// perhaps large ones vanish.
+func DialSmall(ctx context.Context, t Transport, addr string) (net.Conn, error) {
+	if s, ok := t.(SmallDialer); ok {
+		return s.DialSmall(ctx, addr)
+	}
+	return t.Dial(ctx, addr)
+}
+
 // Listener accepts connections.
 type Listener interface {
 	// Accept waits for a connection; Close ends the wait.

@@ -189,10 +189,14 @@ func (m *Machine) Slow(rate int) {
 	}
 }
 
-// Narrow has packets of more than so many bytes to the machine vanish, without a word to who sends them.
+// Narrow has packets of more than so many bytes to and from the machine vanish on their way, without a word to who sends them, as a
+// tunnel does of which neither end knows.
 func (m *Machine) Narrow(mtu int) {
 	m.t.Helper()
-	m.run(m.own, "ip", "link", "set", "eth0", "mtu", fmt.Sprint(mtu))
+	const header = 14 // of Ethernet
+	for _, d := range []Direction{Incoming, Outgoing} {
+		m.queue(d, "tbf", "rate", "1gbit", "burst", fmt.Sprint(mtu+header), "latency", "50ms") // what is larger than a burst is dropped
+	}
 }
 
 // queue sets the queue in which packets wait for the cable.
@@ -205,7 +209,7 @@ func (m *Machine) queue(d Direction, queue ...string) {
 	m.run(end, "tc", append([]string{"qdisc", "replace", "dev", dev, "root"}, queue...)...)
 }
 
-// Heal takes back Cut, CutOneWay and Slow. When it returns, packets pass; peers look for an address once a second.
+// Heal takes back Cut, CutOneWay, Slow and Narrow. When it returns, packets pass; peers look for an address once a second.
 func (m *Machine) Heal() {
 	m.t.Helper()
 	for _, d := range []Direction{Incoming, Outgoing} {

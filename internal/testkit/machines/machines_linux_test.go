@@ -238,6 +238,14 @@ func TestCables(t *testing.T) {
 		}
 	}
 
+	s.ms[0].Narrow(576)
+	for from, to := range []string{0: "m2", 1: "m1"} {
+		if few, many := s.call(from, to, 100), s.call(from, to, 10_000); few != nil || many == nil {
+			t.Errorf("small packets to %s: %v; large ones: %v", to, few, many)
+		}
+	}
+	s.ms[0].Heal()
+
 	s.ms[0].Slow(1 << 20)
 	began := time.Now()
 	if err := s.call(1, "m1", 1<<20); err != nil || time.Since(began) < 900*time.Millisecond {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // stream is the network under raft's transport. It owns every connection, so
@@ -240,7 +241,7 @@ func (s *stream) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, e
 	ctx, cancel := context.WithTimeout(s.ctx, timeout)
 	defer cancel()
 	server := parseAddress(to)
-	raw, err := (&net.Dialer{LocalAddr: s.from}).DialContext(ctx, "tcp", server.addr)
+	raw, err := (&net.Dialer{LocalAddr: s.from, Control: platform.SmallSegments}).DialContext(ctx, "tcp", server.addr)
 	if err != nil {
 		return nil, err
 	}
