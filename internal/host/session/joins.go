@@ -185,8 +185,21 @@ func (s *Session) replaceFirst(w *worker) {
 	s.launch(w.who.ID, w.who.Host, fmt.Sprintf("%s, before training began: it is restarted", cause))
 }
 
-// beginWithout leaves out a worker that was lost before training and is not replaced.
+// beginWithout leaves out a worker that was lost before training and is not replaced, or ends the run where the others are too few.
 func (s *Session) beginWithout(w *worker) {
+	if have, need := len(s.beginners())-1, max(s.cfg.MinWorkers, s.cfg.Stages, 1); have < need {
+		s.end.lost = w
+		err := s.death(w)
+		if have > 0 {
+			flag := "--min-workers"
+			if s.cfg.Stages == need {
+				flag = "--stages"
+			}
+			err = fmt.Errorf("%w: %s left, and %s is %d; with --respawn it would be replaced", err, plan.Count(have, "worker"), flag, need)
+		}
+		s.judge(err)
+		return
+	}
 	w.set(gone)
 	w.joins = true // it never had a part
 	s.records.lost++

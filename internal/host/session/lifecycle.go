@@ -235,7 +235,7 @@ func (s *Session) ended(w *worker) {
 	case s.phase == starting && s.respawns(w.who.ID) && s.roster.tries[w.who.ID] < maxFirstTries &&
 		w.fromOutside():
 		s.replaceFirst(w)
-	case s.phase == starting && !s.cfg.Respawn && w.fromOutside() && len(s.beginners())-1 >= max(s.cfg.MinWorkers, s.cfg.Stages):
+	case s.phase == starting && !s.cfg.Respawn && w.fromOutside():
 		s.beginWithout(w)
 	case w.state == connecting && !w.status.Killed(): // else it is no fault of the program
 		s.end.lost = w

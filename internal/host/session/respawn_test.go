@@ -212,11 +212,11 @@ func TestKilledBeforeTraining(t *testing.T) {
 
 // Where too few are left for the stages or the least number of workers, the run ends.
 func TestTooFewBeforeTraining(t *testing.T) {
-	for name, c := range map[string]Settings{"stages": {Stages: 2}, "least": {MinWorkers: 2}} {
+	for flag, c := range map[string]Settings{"--stages": {Stages: 2}, "--min-workers": {MinWorkers: 2}} {
 		r := &ran{t: t, s: begin(Config{Settings: c, CanStart: true}, 2), now: time.Unix(0, 0)}
 		r.feed(append([]Event{helloOf(0), Received{0, readyOf(0)}}, died(1)...)...)
-		if err := r.s.end.err; err == nil || err.Error() != "worker 1 exited: signal: killed, before training began" {
-			t.Errorf("%s: %v", name, err)
+		if err := r.s.end.err; err == nil || err.Error() != "worker 1 exited: signal: killed, before training began: 1 worker left, and "+flag+" is 2; with --respawn it would be replaced" {
+			t.Errorf("%s: %v", flag, err)
 		}
 	}
 }
