@@ -334,7 +334,7 @@ func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, notes []string
 	}
 	defer r.Close()
 	m := r.Manifest()
-	if again.Step, again.Tensors = m.Step, m.Tensors; m.Loss != nil {
+	if again.Step, again.Tensors, again.ValLoss = m.Step, m.Tensors, m.ValLoss; m.Loss != nil {
 		again.Loss = *m.Loss
 	}
 	return again, nil

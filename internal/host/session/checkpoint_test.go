@@ -204,6 +204,32 @@ func TestRollbackToACheckpoint(t *testing.T) {
 	}
 }
 
+// A rollback to the last step leaves nothing to be done: the summary has the loss of that step all the same.
+func TestRollbackToTheLastStep(t *testing.T) {
+	r := savingOf(t, Config{Settings: Settings{Mirrors: -1}}, 2)
+	r.feed(commit(2, 2)...)
+	r.feed(commit(2, 3)...)
+	loss := r.s.records.last.Loss
+	r.feed(partOf(0, 3, 1), partOf(1, 3, 1), CheckpointCommitted{3, nil}, CheckpointsPruned{})
+	r.feed(died(1)...)
+	r.answer(3, 1)
+	check := pick[VerifyCheckpoint](r.effects)
+	if len(check) != 1 || check[0].Propose.Order.Passed.Step != 3 {
+		t.Fatalf("%+v", check)
+	}
+	r.feed(CheckpointVerified{Propose: check[0].Propose, Step: 3})
+	if o := r.obey(); !o.Rollback {
+		t.Fatalf("%+v", o)
+	}
+	done := doneAfter(3, "")
+	done.Loss = 0 // it has run no step
+	r.feed(Received{0, done})
+	r.feed(leave(0)...)
+	if out := r.s.Outcome(); out.Err != nil || out.Summary.Rollbacks != 1 || out.Summary.Loss != loss || loss == 0 {
+		t.Errorf("%v, %+v, loss %v", out.Err, out.Summary, loss)
+	}
+}
+
 func TestPartsThatCannotBe(t *testing.T) {
 	for name, e := range map[string]Event{
 		"unknown plan": partOf(0, 1, 7),

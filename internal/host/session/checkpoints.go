@@ -41,6 +41,7 @@ type Resume struct {
 	Allow    []string            // what may have changed, by its names in package change
 	Tensors  []checkpoint.Tensor // of the checkpoint, as far as it names them
 	Loss     float64             // of its step, 0 where that is not known
+	ValLoss  *float64            // of the evaluation after it, if there was one
 }
 
 // Newest returns the newest version that the run has given, as far as its files tell.
@@ -312,8 +313,7 @@ func (s *Session) commitCheckpoints() {
 			delete(c.parts, key)
 			m := made{Manifest: checkpoint.Manifest{Job: s.job.ID(), Step: key.step, Plan: key.version, Rule: parts[owners[0]].rule}}
 			m.Made = rundir.Time{Time: s.now.UTC().Truncate(time.Millisecond)}
-			if i := slices.IndexFunc(s.records.steps, func(x rundir.Metrics) bool { return x.Step == key.step }); i >= 0 {
-				step := s.records.steps[i]
+			if step, known := s.records.at(key.step); known {
 				m.Loss, m.ValLoss = &step.Loss, step.ValLoss
 			}
 			for _, l := range profile(s.model).Layers {

@@ -61,6 +61,25 @@ func TestAddedWorkersGetAPart(t *testing.T) {
 	}
 }
 
+// Each worker has a connection of its own, so the first step of one that has joined may be heard before the others' steps before it.
+func TestStepOfAJoinerComesFirst(t *testing.T) {
+	r := joining(t, 2, false)
+	r.feed(AddWorkers{1}, WorkerStarted{plan.Worker{ID: 2}, nil}, Received{2, control.Hello{Protocol: control.Protocol, WorkerID: 2}}, Received{2, readyOf(2)})
+	before := len(pick[WriteMetrics](r.effects))
+	r.feed(stepOf(2, 3, 1))
+	if r.s.phase == ending || r.s.records.last.Step != 1 {
+		t.Fatalf("after step %d: %v", r.s.records.last.Step, r.s.end.err)
+	}
+	r.feed(stepOf(0, 2, 1))
+	if all := pick[WriteMetrics](r.effects)[before:]; r.s.end.err != nil || len(all) != 2 || all[0].Metrics.Step != 2 || all[1].Metrics.Step != 3 {
+		t.Errorf("%v: %+v", r.s.end.err, all)
+	}
+	r.feed(stepOf(2, 9, 1)) // there is no such step
+	if bad := new(ProtocolError); !errors.As(r.s.end.err, &bad) {
+		t.Error(r.s.end.err)
+	}
+}
+
 // Whatever is wrong with a worker that is to join, the run goes on.
 func TestJoinerIsRefused(t *testing.T) {
 	who := control.Hello{Protocol: control.Protocol, WorkerID: 2}

@@ -420,7 +420,7 @@ func (s *Session) conclude() {
 	s.enter(finished)
 	s.end.complete = true
 	sum := s.summarise(m.StoppedBy)
-	if sum.Loss = m.Loss; m.Steps == s.checkpoints.from {
+	if sum.Loss = m.Loss; m.Steps == s.restart.step {
 		sum.Loss = s.records.last.Loss // the workers have run no step
 	}
 	sum.ParamsSHA256, sum.StateSHA256 = m.ParamsSHA256, m.StateSHA256

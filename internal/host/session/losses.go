@@ -15,7 +15,6 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
-	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // Between the workers and the controller: what happens becomes the controller's events, and its effects become messages, lines of
@@ -279,7 +278,7 @@ func (s *Session) adopt(e controller.Adopt) {
 			s.records.rollbacks++
 		}
 		s.restart = restart{p.Version, e.Order.Passed.Step}
-		s.records.last = rundir.Metrics{Step: s.restart.step}
+		s.records.last, _ = s.records.at(s.restart.step)
 		clear(s.reports.told)
 		s.then(s.event(eventRollback, fmt.Sprintf("the run goes back to step %d", s.restart.step)))
 	}

@@ -218,7 +218,7 @@ func (s *Session) fault(m control.Ready) string {
 // reports are what workers have told of steps. Every worker reports every committed step, with the same bits.
 type reports struct {
 	told  map[int]said // steps that some worker has still to report
-	ahead []said       // after a takeover, steps that others have to report first
+	ahead []said       // of workers that have reported none yet: others have yet to report steps before, over connections of their own
 }
 
 // said is a step as one worker reported it.
@@ -236,7 +236,7 @@ func (s *Session) committed(w *worker, m control.Step) {
 	m.Plan = cmp.Or(m.Plan, uint64(s.plan.Version.N))
 	under, ok := s.known[m.Plan]
 	rolled := ok && under.Version.Compare(s.restart.version) < 0 // the run has gone back since
-	if w.fresh && w.inherited && ok && !rolled && m.Step > r.last.Step+1 && len(s.reports.ahead) < maxLead {
+	if w.fresh && ok && !rolled && m.Step > r.last.Step+1 && m.Step <= s.job.Steps && len(s.reports.ahead) < maxLead {
 		s.reports.ahead = append(s.reports.ahead, said{w, m})
 		return
 	}

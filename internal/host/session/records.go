@@ -126,6 +126,14 @@ func (r *records) median() float64 {
 	return slices.Sorted(slices.Values(r.recent))[len(r.recent)/2]
 }
 
+// at returns a step, and whether more than its number is known.
+func (r *records) at(step int) (m rundir.Metrics, known bool) {
+	if i := slices.IndexFunc(r.steps, func(m rundir.Metrics) bool { return m.Step == step }); i >= 0 {
+		return r.steps[i], true
+	}
+	return rundir.Metrics{Step: step}, false
+}
+
 // inherit takes over the account of the leader before.
 func (r *records) inherit(h *rundir.History) {
 	r.recoveries, r.lost, r.rollbacks, r.val, r.joined = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss, h.Joined

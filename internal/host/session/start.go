@@ -88,6 +88,7 @@ func (s *Session) start() {
 	if from > 0 {
 		kind, what = eventResume, fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plan.Count(len(beginners), "worker"))
 		s.restart, s.records.last, s.checkpoints.newest = restart{p.Version, from}, rundir.Metrics{Step: from, Loss: s.cfg.Resume.Loss}, from
+		s.records.val = s.cfg.Resume.ValLoss
 		s.ctl.Step(s.now, controller.Saved{Step: from, Dir: order.From})
 	}
 	for _, w := range beginners {

@@ -166,7 +166,7 @@ func (s *Session) takeOver() {
 		s.roster.away[id.WorkerID(w)] = host
 	}
 	s.records.last = rundir.Metrics{Step: s.restart.step}
-	if h.Last != nil && h.Last.Plan >= uint64(s.restart.version.N) {
+	if h.Last != nil && (h.Last.Plan >= uint64(s.restart.version.N) || h.Last.Step == s.restart.step) { // of the step that it goes on after, the numbers are the same
 		s.records.last = *h.Last
 	}
 	s.thin = thin(&s.plan)
