@@ -32,7 +32,7 @@ type recovery struct {
 	*run
 	state   recoveryState
 	ballot  id.Ballot
-	retries int      // query timeouts left while no member answers
+	silent  int      // query timeouts in a row without any answer
 	account *account // nil while idle
 	links   links
 }
@@ -49,8 +49,9 @@ type account struct {
 	died, known, answered, proposed, agreed time.Time
 }
 
-// queryTimeouts is the number of query timeouts in a row without any answer after which the members are killed:
-// a single one may be the fault of the machine.
+// queryTimeouts is the number of query timeouts in a row without any answer after which the members are killed where others are ready to
+// take their place: a single one may be the fault of the machine. Where none is, nothing is gained by that, and missed heartbeats decide:
+// the members have timing.Hold.
 const queryTimeouts = 4
 
 // open returns the account of the recovery under way, or begins one.
@@ -160,7 +161,7 @@ func (r *recovery) query(why string) []Effect {
 	if r.state == holding {
 		effects = append(effects, CancelTimer{HoldTimer})
 	}
-	r.state, r.retries = querying, queryTimeouts
+	r.state, r.silent = querying, 0
 	all := r.all()
 	effects = append(effects, note("%s: query %s, ballot %v", why, workers(all), r.ballot))
 	for _, m := range all {
@@ -367,8 +368,17 @@ func (r *recovery) late(t Timer) []Effect {
 	case t == QueryTimer && r.state == querying:
 		all := r.all()
 		answered := func(m *member) bool { return m.report != nil }
-		if r.retries--; r.retries > 0 && !slices.ContainsFunc(all, answered) {
-			return []Effect{note("no worker has answered within %v: wait on", r.timing.Query), SetTimer{QueryTimer, r.timing.Query}}
+		r.silent++
+		most := queryTimeouts
+		if len(r.joining) == 0 {
+			most = int(timing.Hold / r.timing.Query)
+		}
+		if r.silent < most && !slices.ContainsFunc(all, answered) {
+			effects := []Effect{SetTimer{QueryTimer, r.timing.Query}}
+			if r.silent == 1 {
+				effects = append(effects, note("no worker has answered within %v: wait on", r.timing.Query))
+			}
+			return effects
 		}
 		var effects []Effect
 		for _, m := range all {

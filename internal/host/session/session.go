@@ -236,11 +236,14 @@ func (s *Session) deserted() bool {
 	return s.roster.pending == 0 && !(s.phase == training && s.ctl.Holding() && s.awaits()) && !slices.ContainsFunc(s.workers, func(w *worker) bool { return !w.over() })
 }
 
-// LastHost returns the host of all workers that can continue the run, "" where several hosts have some.
+// LastHost returns the host of all workers that can continue the run, "" where several hosts have some. A leader that takes over does not
+// know yet which can: any that has not been lost.
 func (s *Session) LastHost() (last string) {
 	for _, w := range s.workers {
+		can := s.phase == training && w.state >= working && w.exit == running && w.fault == nil && HasPart(s.plan.Workers, w.who) ||
+			s.phase == assembling && w.state != gone && !w.over()
 		switch {
-		case s.phase != training || w.state < working || w.exit != running || w.fault != nil || !HasPart(s.plan.Workers, w.who):
+		case !can:
 		case last == "":
 			last = w.who.Host
 		case last != w.who.Host:
