@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 
@@ -169,12 +168,12 @@ func examine(ctx context.Context, dir string, step int, deep bool) (Manifest, er
 
 // listSteps returns the steps that have a directory, newest first.
 func listSteps(dir string) ([]int, error) {
-	run, err := os.OpenRoot(dir)
+	run, err := rundir.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
 	}
 	defer run.Close()
-	entries, err := fs.ReadDir(run.FS(), folder)
+	entries, err := rundir.ReadRoot(run, folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("checkpoint: %w", err)
 	}

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -239,12 +241,12 @@ type opener func(dir string) (disk, error)
 type rootDisk struct{ *os.Root }
 
 func openDisk(dir string) (disk, error) {
-	root, err := os.OpenRoot(dir)
+	root, err := rundir.OpenRoot(dir)
 	return rootDisk{root}, err
 }
 
 func (d rootDisk) Enter(name string) (disk, error) {
-	root, err := d.OpenRoot(name)
+	root, err := rundir.EnterRoot(d.Root, name)
 	return rootDisk{root}, err
 }
 
@@ -274,10 +276,10 @@ func (f *flowing) Write(b []byte) (int, error) {
 	return n, err
 }
 
-func (d rootDisk) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(d.FS(), name) }
+func (d rootDisk) ReadDir(name string) ([]fs.DirEntry, error) { return rundir.ReadRoot(d.Root, name) }
 
 func (d rootDisk) Sync(name string) error {
-	dir, err := d.Open(name)
+	dir, err := d.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
@@ -306,7 +308,7 @@ func createStep(open opener, dir string, step int) (disk, error) {
 
 // openStep opens the directory of a step's checkpoint.
 func openStep(dir string, step int) (*os.Root, error) {
-	root, err := os.OpenRoot(filepath.Join(dir, filepath.FromSlash(stepDir(step))))
+	root, err := rundir.OpenRoot(filepath.Join(dir, filepath.FromSlash(stepDir(step))))
 	if err != nil {
 		return nil, unreadable(stepDir(step), err)
 	}

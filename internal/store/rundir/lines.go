@@ -214,7 +214,7 @@ func (d *Dir) leads(l Leader) bool { return d.replaced(l) == nil }
 
 // replaced returns [ErrReplaced] if a later leader has left its mark, or why that is unknown, and removes the marks of earlier ones.
 func (d *Dir) replaced(l Leader) error {
-	entries, err := os.ReadDir(d.path)
+	entries, err := readDir(d.path)
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (d *Dir) replaced(l Leader) error {
 
 // forgetLeaders removes the marks of all leaders, and the copies of those that were killed. No leader is there any more, or yet.
 func (d *Dir) forgetLeaders() {
-	entries, _ := os.ReadDir(d.path) // a directory that is gone has none
+	entries, _ := readDir(d.path) // a directory that is gone has none
 	for _, e := range entries {
 		if name := e.Name(); strings.HasPrefix(name, ".") && strings.Contains(name, leaderPrefix) {
 			_ = os.Remove(d.File(name)) // it takes no room to speak of

@@ -37,6 +37,48 @@ func openFile(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
+// OpenRoot is [os.OpenRoot] for directories that another program may have replaced: it does not wait for the writer of a FIFO.
+func OpenRoot(path string) (*os.Root, error) {
+	if err := isDirectory(os.Stat(path)); err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.OpenRoot(path)
+}
+
+// EnterRoot does so within a root.
+func EnterRoot(root *os.Root, name string) (*os.Root, error) {
+	if err := isDirectory(root.Stat(name)); err != nil {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	return root.OpenRoot(name)
+}
+
+// ReadRoot lists a directory within a root.
+func ReadRoot(root *os.Root, name string) ([]fs.DirEntry, error) {
+	if err := isDirectory(root.Stat(name)); err != nil {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	return fs.ReadDir(root.FS(), name)
+}
+
+// readDir is [os.ReadDir] likewise.
+func readDir(path string) ([]fs.DirEntry, error) {
+	if err := isDirectory(os.Stat(path)); err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.ReadDir(path)
+}
+
+func isDirectory(info fs.FileInfo, err error) error {
+	switch path := new(fs.PathError); {
+	case errors.As(err, &path):
+		return path.Err
+	case err == nil && !info.IsDir():
+		return unix.ENOTDIR
+	}
+	return err
+}
+
 // WithContext returns a reader that ends with the error of a context when that is done.
 func WithContext(ctx context.Context, r io.Reader) io.Reader { return &contextReader{ctx, r} }
 

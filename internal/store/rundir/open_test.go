@@ -1,6 +1,8 @@
 package rundir
 
 import (
+	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -62,6 +64,43 @@ func TestFilesThatAreNone(t *testing.T) {
 		}
 		if _, err := Create(path, "mlp", time.Now()); err == nil {
 			t.Errorf("%s as lock: a run begins", kind)
+		}
+	}
+}
+
+// A FIFO in place of a directory is an error, and its writer is not waited for.
+func TestFIFOInPlaceOfDirectory(t *testing.T) {
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := unix.Mkfifo(filepath.Join(dir, "checkpoints"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, outer := OpenRoot(filepath.Join(dir, "checkpoints"))
+	_, inner := EnterRoot(root, "checkpoints")
+	_, list := ReadRoot(root, "checkpoints")
+	_, names := readDir(filepath.Join(dir, "checkpoints"))
+	for _, err := range []error{outer, inner, list, names} {
+		if !errors.Is(err, unix.ENOTDIR) {
+			t.Error(err)
+		}
+	}
+	if _, err := OpenRoot(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "d"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, open := range map[string]func() error{
+		"outer": func() error { r, err := OpenRoot(filepath.Join(dir, "d")); r.Close(); return err },
+		"inner": func() error { r, err := EnterRoot(root, "d"); r.Close(); return err },
+		"list":  func() error { _, err := ReadRoot(root, "d"); return err },
+	} {
+		if err := open(); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -313,7 +313,7 @@ type Log struct {
 
 // Logs returns the logs of a run directory, by worker and incarnation.
 func Logs(path string) ([]Log, error) {
-	names, err := os.ReadDir(filepath.Join(path, "log"))
+	names, err := readDir(filepath.Join(path, "log"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
