@@ -97,14 +97,20 @@ func (d *Dir) restore(name string) error {
 	return fault
 }
 
-// isDisplaced reports whether a file that is to be written does not belong to what is open: a line file that is not at its name, or any
-// other file while one that the run must write is not.
+// isDisplaced reports whether the file that is to be written, or one that the next leader needs, is not at its name, or another one is. A
+// program that removes the directory may be at it while it is made again, and then leaves some files. Of traces, which are many, only
+// their own file counts.
 func (d *Dir) isDisplaced(name string) bool {
 	if d.lines[name] == nil && isMissing(d.path) {
 		return true
 	}
 	for line := range d.lines {
-		if (line == name || d.lines[name] == nil && line != traces) && (isMissing(d.File(line)) || d.isOther(line)) {
+		if (line == name || line != traces && name != traces) && (isMissing(d.File(line)) || d.isOther(line)) {
+			return true
+		}
+	}
+	for _, held := range []string{"job.json", "data.json"} {
+		if name != traces && d.held[held] != nil && isMissing(d.File(held)) {
 			return true
 		}
 	}

@@ -78,6 +78,29 @@ func TestRemovedDirectory(t *testing.T) {
 	}
 }
 
+// What removes a directory may remove files of it that were made again already: the next line makes them once more.
+func TestRemovedWhileMadeAgain(t *testing.T) {
+	for _, name := range []string{"job.json", "events.jsonl"} {
+		d, _ := removable(t)
+		if err := os.Remove(d.File(name)); err != nil {
+			t.Fatal(err)
+		}
+		var removed *RemovedError
+		if err := d.AddMetrics(Metrics{Step: 4}); !errors.As(err, &removed) || removed.Err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(d.File(name)); err != nil {
+			t.Error(err)
+		}
+		if r, err := Read(d.Path()); err != nil || r.Last.Step != 4 || r.Job.Steps != 9 {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // One that cannot be made again is told of once, and all goes elsewhere at the end.
 func TestRemovedForGood(t *testing.T) {
 	d, parent := removable(t)
