@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -24,12 +25,16 @@ import (
 
 const (
 	benchTurns = 3
-	benchSteps = 40
 	faultAfter = 5 // steps, from which on the target is at fault
 )
 
+var every = flag.Int("every", 5, "steps from one checkpoint to the next")
+
+// benchSteps returns the steps of a run: two checkpoints are due while the target is at fault, or more.
+func benchSteps() int { return faultAfter + max(35, 2**every) }
+
 // BenchmarkSteps tells by how much longer steps take while a target is at fault that was well when the run began: median and range over turns of
-// the mean step of a run, each kind once in a turn. A checkpoint is due every five steps.
+// the mean step of a run, each kind once in a turn. A checkpoint is due every five steps, of 0.3 s each; -args -every N has it less often.
 //
 //	cd launcher/internal/bucket/s3test && go test -run '^$' -bench Steps -benchtime 1x -v -timeout 1h
 func BenchmarkSteps(b *testing.B) {
@@ -81,7 +86,7 @@ func meanStep(b *testing.B, launcher, gpt, text, kind string) (ms, used float64)
 		ended := make(chan struct{})
 		defer func() {
 			s.kill()
-			used = s.used.Seconds() * 1000 / benchSteps
+			used = s.used.Seconds() * 1000 / float64(benchSteps())
 		}()
 		var work sync.WaitGroup
 		defer work.Wait()
@@ -117,7 +122,7 @@ func meanStep(b *testing.B, launcher, gpt, text, kind string) (ms, used float64)
 		args = append(args, "--checkpoints", url)
 	}
 	args = append(args, gpt, "--data", text, "--layers", "4", "--width", "256", "--heads", "8", "--context", "64", "--dropout", "0",
-		"--steps", fmt.Sprint(benchSteps), "--eval-every", "0", "--checkpoint-every", "5")
+		"--steps", fmt.Sprint(benchSteps()), "--eval-every", "0", "--checkpoint-every", fmt.Sprint(*every))
 	cmd := exec.Command(launcher, args...)
 	cmd.Dir = cwd
 	var out bytes.Buffer
@@ -147,7 +152,7 @@ func meanStep(b *testing.B, launcher, gpt, text, kind string) (ms, used float64)
 				struck = true
 				strike()
 			}
-			if !trained && n == benchSteps { // what follows is up to five minutes in which the last checkpoint waits for the target
+			if !trained && n == benchSteps() { // what follows is up to five minutes in which the last checkpoint waits for the target
 				trained = true
 				_ = cmd.Process.Kill()
 			}
@@ -163,7 +168,7 @@ func steps(b *testing.B, cwd string) (all []rundir.Metrics) {
 		err = d.Decode(&m)
 		all = append(all, m)
 	}
-	if err != nil || len(all) != benchSteps {
+	if err != nil || len(all) != benchSteps() {
 		b.Fatalf("%d steps, %v", len(all), err)
 	}
 	return all
