@@ -258,6 +258,25 @@ func logFiles(t *testing.T, dir string) {
 	t.Logf("%d steps", bytes.Count(text, []byte("\n")))
 }
 
+// beginRun starts a run in the directory run. It returns what the command prints, the mark of its processes, and has, which tells whether a
+// file of the run has a text by now.
+func beginRun(t *testing.T, cmd *exec.Cmd) (out *bytes.Buffer, mark string, has func(file, text string) func() bool) {
+	t.Helper()
+	out, mark = new(bytes.Buffer), "LAUNCHER_TEST="+cmd.Dir
+	cmd.Env = append(os.Environ(), mark)
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return out, mark, func(file, text string) func() bool {
+		return func() bool {
+			b, _ := os.ReadFile(filepath.Join(cmd.Dir, "run", file))
+			return bytes.Contains(b, []byte(text))
+		}
+	}
+}
+
 // A host that was frozen, and wakes when the others have gone on without it, finds that its
 // workers are fenced: they end, others join in their place, and the run ends with the bits of an
 // undisturbed one.
@@ -270,20 +289,7 @@ func TestFrozenHostWakes(t *testing.T) {
 			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 			cmd := launch(t, "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "6", "--emulate-hosts", "3",
 				"--chaos", "slow:3@1:0.05", mlp, "--steps", strconv.Itoa(hostSteps), "--micro-batch", "4", "--eval-every", "0")
-			mark := "LAUNCHER_TEST=" + cmd.Dir
-			cmd.Env = append(os.Environ(), mark)
-			var out bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &out, &out
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-			has := func(file, text string) func() bool {
-				return func() bool {
-					b, _ := os.ReadFile(filepath.Join(cmd.Dir, "run", file))
-					return bytes.Contains(b, []byte(text))
-				}
-			}
+			out, mark, has := beginRun(t, cmd)
 			await(t, "step 5", has("metrics.jsonl", `{"step":5,`))
 			frozen := hostProcesses(t, mark, host)
 			if len(frozen) != 3 {
@@ -301,7 +307,7 @@ func TestFrozenHostWakes(t *testing.T) {
 			})
 			await(t, "workers that join", has("events.jsonl", `"joined"`))
 			if err := cmd.Wait(); err != nil {
-				t.Fatalf("%v\n%s", err, &out)
+				t.Fatalf("%v\n%s", err, out)
 			}
 			var sum rundir.Summary
 			readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &sum)
@@ -326,20 +332,7 @@ func TestFrozenLastHost(t *testing.T) {
 			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 			cmd := launch(t, "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "2", "--emulate-hosts", "2", "--detect", "500ms",
 				mlp, "--steps", strconv.Itoa(hostSteps), "--micro-batch", "4", "--eval-every", "0")
-			mark := "LAUNCHER_TEST=" + cmd.Dir
-			cmd.Env = append(os.Environ(), mark)
-			var out bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &out, &out
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-			has := func(file, text string) func() bool {
-				return func() bool {
-					b, _ := os.ReadFile(filepath.Join(cmd.Dir, "run", file))
-					return bytes.Contains(b, []byte(text))
-				}
-			}
+			out, mark, has := beginRun(t, cmd)
 			await(t, "step 5", has("metrics.jsonl", `{"step":5,`))
 			syscall.Kill(hostProcesses(t, mark, "host-0")[1], syscall.SIGKILL) // the worker of the only host that votes
 			await(t, "recovery", has("events.jsonl", `"recovered"`))
@@ -357,12 +350,12 @@ func TestFrozenLastHost(t *testing.T) {
 				syscall.Kill(pid, syscall.SIGCONT)
 			}
 			if err := cmd.Wait(); err != nil {
-				t.Fatalf("%v\n%s", err, &out)
+				t.Fatalf("%v\n%s", err, out)
 			}
 			var sum rundir.Summary
 			readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &sum)
 			if want := hostBaseline.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.Steps != hostSteps || sum.Rollbacks > 1 || long != (sum.Rollbacks == 1) {
-				t.Errorf("steps %d, parameters %s, lost %d of %d, %d rollbacks\n%s", sum.Steps, sum.ParamsSHA256, sum.WorkersLost, sum.WorkersStarted, sum.Rollbacks, &out)
+				t.Errorf("steps %d, parameters %s, lost %d of %d, %d rollbacks\n%s", sum.Steps, sum.ParamsSHA256, sum.WorkersLost, sum.WorkersStarted, sum.Rollbacks, out)
 			}
 			if left := marked(t, mark); len(left) > 0 {
 				t.Errorf("left behind: %v", left)

@@ -371,7 +371,7 @@ func (r *recovery) late(t Timer) []Effect {
 		r.silent++
 		most := queryTimeouts
 		if len(r.joining) == 0 {
-			most = int(timing.Hold / r.timing.Query)
+			most = max(most, int(timing.Hold/r.timing.Query))
 		}
 		if r.silent < most && !slices.ContainsFunc(all, answered) {
 			effects := []Effect{SetTimer{QueryTimer, r.timing.Query}}

@@ -87,7 +87,7 @@ func (r *roster) awaitsHost() bool {
 	return false
 }
 
-// awaits reports whether workers may come that nobody has to ask for: they start, or were lost with a host that may be back.
+// awaits reports whether workers may come without being asked for: they start, or were lost with a host that may be back.
 func (s *Session) awaits() bool {
 	return s.end.stop == "" && (s.roster.pending > 0 || s.roster.awaitsHost() ||
 		slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state < working && !w.over() && w.fault == nil }))
