@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -102,10 +103,11 @@ is missing is named, with the machines that had it. Resume it where metrics.json
 	sharedFlags(flags, &f)
 	machineFlags(cmd, &f)
 	zero := map[string]string{"int": "0", "string": "", "bool": "false", "duration": "0s"}
-	for _, name := range []string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "call-timeout", "digests", "verify", "keep", "keep-every", "keep-best", "checkpoints"} {
+	for _, name := range []string{"workers", "stages", "zero", "reshape", "mirrors", "min-workers", "respawn", "detect", "call-timeout", "digests", "verify", "keep", "keep-every", "keep-best", "checkpoints"} {
 		flag := flags.Lookup(name)
 		flag.Usage, flag.DefValue = flag.Usage+" (default as before)", zero[flag.Value.Type()]
 	}
+	flags.Lookup("python").Usage = "`interpreter` of a Python PROGRAM (default as before, or the first python3 in PATH)"
 	return cmd
 }
 
@@ -260,13 +262,15 @@ var errNothing = errors.New("nothing to resume from: there is no whole checkpoin
 
 // inherit takes over from the run before what was not changed.
 func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error {
-	f.reduction, f.zero, f.hosts, f.reshape = cmp.Or(job.Reduction, "exact"), job.Zero, 1, cmp.Or(job.Reshape, "full")
+	f.reduction, f.hosts = cmp.Or(job.Reduction, "exact"), 1
 	_, err := session.ParseReduction(f.reduction)
-	if _, err2 := controller.ParseReshape(f.reshape); err != nil || err2 != nil {
+	if _, err2 := controller.ParseReshape(cmp.Or(job.Reshape, "full")); err != nil || err2 != nil {
 		return fmt.Errorf("job.json: %w", cmp.Or(err, err2))
 	}
 	inherit(changed("workers"), &f.workers, job.Workers)
 	inherit(changed("stages"), &f.stages, min(job.Stages, max(f.workers, 1)))
+	inherit(changed("zero"), &f.zero, job.Zero)
+	inherit(changed("reshape"), &f.reshape, cmp.Or(job.Reshape, "full"))
 	inherit(changed("mirrors"), &f.mirrors, job.Mirrors)
 	inherit(changed("min-workers"), &f.least, min(job.MinWorkers, max(f.workers, 1)))
 	inherit(changed("respawn"), &f.respawn, job.Respawn)
@@ -275,6 +279,13 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 	inherit(changed("checkpoints"), &f.target, job.Checkpoints)
 	if job.SkipBad && !changed("bad-samples") {
 		f.badSamples = "skip"
+	}
+	python := job.Python
+	if strings.ContainsRune(python, filepath.Separator) && !filepath.IsAbs(python) {
+		python = filepath.Join(job.Dir, python)
+	}
+	if _, err := exec.LookPath(python); err == nil { // elsewhere it may be the default one
+		inherit(changed("python"), &f.python, python)
 	}
 	if err := cli.InheritKeep(&f.keep, job, changed); err != nil {
 		return err

@@ -14,17 +14,18 @@ import (
 func TestInherit(t *testing.T) {
 	job := rundir.Job{
 		Workers: 6, Stages: 3, Mirrors: 2, MinWorkers: 4, Detect: "3s", Respawn: true, NoDigests: true, Verify: 64, Reduction: "fast", Zero: 1, Reshape: "off",
+		Dir: "/nowhere", Python: "bin/python", // which is not here
 		Keep: 7, KeepEvery: "1h0m0s", KeepBest: "loss",
 	}
-	said := runFlags{workers: 2, stages: 1, mirrors: 0, least: 1, detect: time.Second, digests: true, verify: 9}
+	said := runFlags{workers: 2, stages: 1, mirrors: 0, least: 1, detect: time.Second, digests: true, verify: 9, zero: 2, reshape: "full"}
 	for _, c := range []struct {
 		changed []string
 		want    runFlags
 	}{
 		{nil, runFlags{verify: 64, workers: 6, stages: 3, mirrors: 2, least: 4, respawn: true, detect: 3 * time.Second, reduction: "fast", zero: 1, reshape: "off"}},
 		{[]string{"workers"}, runFlags{verify: 64, workers: 2, stages: 2, mirrors: 2, least: 2, respawn: true, detect: 3 * time.Second, reduction: "fast", zero: 1, reshape: "off"}},
-		{[]string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "digests", "verify"},
-			runFlags{verify: 9, workers: 2, stages: 1, least: 1, detect: time.Second, digests: true, reduction: "fast", zero: 1, reshape: "off"}},
+		{[]string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "digests", "verify", "zero", "reshape"},
+			runFlags{verify: 9, workers: 2, stages: 1, least: 1, detect: time.Second, digests: true, reduction: "fast", zero: 2, reshape: "full"}},
 	} {
 		got := said
 		if err := got.inherit(job, func(f string) bool { return slices.Contains(c.changed, f) }); err != nil || !got.same(c.want) {

@@ -222,8 +222,6 @@ for launcher resume; the second ends it at once.`,
 	flags.IntVar(&f.hosts, "emulate-hosts", 1, "emulated hosts: agents in processes of their own, with the workers split over them")
 	machineFlags(cmd, &f)
 	flags.StringVar(&f.reduction, "reduction", "exact", "order of gradient sums: exact, or fast, whose last bits depend on workers and timing")
-	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")
-	flags.StringVar(&f.reshape, "reshape", "full", "what is rebalanced after a change: dataflow, full or off")
 	flags.StringVar(&f.chaos, "chaos", "", "faults to inject, as a `SPEC`: see above")
 	flags.StringVar(&f.resume, "resume", "", "auto: continue what is in the run directory (default runs/PROGRAM), or begin")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
@@ -250,6 +248,8 @@ func sharedFlags(flags *pflag.FlagSet, f *runFlags) {
 	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine")
 	flags.IntVar(&f.stages, "stages", 1, "pipeline stages of the first plan; not more than workers or layers")
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
+	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")
+	flags.StringVar(&f.reshape, "reshape", "full", "what is rebalanced after a change: dataflow, full or off")
 	flags.IntVar(&f.mirrors, "mirrors", 1, "replicas of each shard besides the owner's; with 0, a lost worker means a rollback")
 	flags.IntVar(&f.least, "min-workers", 1, "fewest workers to train with; below that the run waits for more")
 	flags.BoolVar(&f.respawn, "respawn", false, "replace every worker that dies")
@@ -515,7 +515,7 @@ func openTelemetry(ctx context.Context) (host.Telemetry, error) {
 // settings are the flags as every agent of the run has them.
 func (f *runFlags) settings(p program, cwd string) session.Settings {
 	s := session.Settings{
-		Program: p.given, Command: p.given, Dir: cwd, Threads: f.threads, Stages: f.stages, Mirrors: f.mirrors, MinWorkers: f.least,
+		Program: p.given, Command: p.given, Dir: cwd, Python: f.python, Threads: f.threads, Stages: f.stages, Mirrors: f.mirrors, MinWorkers: f.least,
 		Detect: f.detect, CallTimeout: f.calls, Zero: f.zero, NoDigests: !f.digests, Respawn: f.respawn,
 		Verify: f.verify, Keep: f.keep, SkipBad: f.badSamples == "skip",
 	}

@@ -267,7 +267,7 @@ func TestTorchReference(t *testing.T) {
 	})
 }
 
-// A run that was stopped goes on under another layout.
+// A run that was stopped goes on under another layout, with the interpreter of before.
 func TestTorchResume(t *testing.T) {
 	torchBuilt(t)
 	t.Parallel()
@@ -284,7 +284,7 @@ func TestTorchResume(t *testing.T) {
 	if cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
 		t.Fatalf("the run that was interrupted: %v", cmd.ProcessState)
 	}
-	if status, out, errs := result(t, launch(t, "resume", "--plain", "--python", python, "--workers", "3", "--stages", "1", dir)); status != 0 {
+	if status, out, errs := result(t, launch(t, "resume", "--plain", "--zero", "1", "--workers", "3", "--stages", "1", dir)); status != 0 {
 		t.Fatalf("resume: exit status %d\n%s%s", status, out, errs)
 	}
 	run, err := rundir.Read(dir)

@@ -23,9 +23,11 @@ type Settings struct {
 	Program string
 
 	// Command and Dir let the launcher resume the run: PROGRAM as it was given, and the directory in which it was given. Without a
-	// Command there are no checkpoints. Args, if it is not nil, are the flags of the program.
+	// Command there are no checkpoints. Args, if it is not nil, are the flags of the program. Python is the interpreter that was given
+	// for a Python program.
 	Command, Dir string
 	Args         []string
+	Python       string
 
 	// Resume is the run that is resumed; nil for a run that begins.
 	Resume *Resume

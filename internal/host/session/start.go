@@ -171,7 +171,7 @@ func (s *Session) describeJob(stages int, lineage []rundir.Ancestor) {
 	j.Program = path.Base(j.Program)
 	j.Threads, j.Reduction, j.Zero, j.Started = c.Threads, c.Reduction.String(), c.Zero, s.now.UTC()
 	j.Workers, j.Stages = s.cfg.Workers, stages
-	j.Command, j.Dir, j.Mirrors = c.Command, c.Dir, c.Mirrors
+	j.Command, j.Dir, j.Python, j.Mirrors = c.Command, c.Dir, c.Python, c.Mirrors
 	j.MinWorkers, j.Detect, j.Respawn, j.NoDigests, j.Reshape = c.MinWorkers, c.Detect.String(), c.Respawn, c.NoDigests, c.Reshape.String()
 	j.Verify, j.SkipBad = c.verify(), c.SkipBad
 	j.Checkpoints = c.Checkpoints

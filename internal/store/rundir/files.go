@@ -63,6 +63,7 @@ type Job struct {
 	Checkpoints   string    `json:"checkpoints"`    // where they go beside the run directory; "" for nowhere
 	Command       string    `json:"command"`        // PROGRAM as it was given, to resume the run; "" if it cannot be resumed
 	Dir           string    `json:"dir"`            // working directory in which it was
+	Python        string    `json:"python"`         // interpreter that was given for a Python program; "" for the default one
 	Started       time.Time `json:"started"`        // when the agent made the run directory
 
 	// Lineage is what the run was before it was resumed with something changed, the oldest first.

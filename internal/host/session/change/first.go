@@ -14,7 +14,7 @@ import (
 
 // mayDiffer are the fields of a job in which workers may differ: the kernel path and the platform give the same bits, and the host
 // sets the others.
-var mayDiffer = []string{"kernel", "platform", "reduction", "zero", "workers", "stages", "threads", "started", "command", "dir", "mirrors",
+var mayDiffer = []string{"kernel", "platform", "reduction", "zero", "workers", "stages", "threads", "started", "command", "dir", "python", "mirrors",
 	"min_workers", "detect", "call_timeout", "respawn", "no_digests", "verify", "reshape", "keep", "keep_every", "keep_best", "checkpoints", "lineage"}
 
 // First returns the first field, by its name in job.json, in which the jobs of two workers differ, and both values where they
