@@ -152,8 +152,12 @@ func (r *relay) killAll() {
 // join starts a worker that joins; r.mu is held. It runs in a goroutine of its own, as starting
 // takes time; of one that cannot be started the leader hears its end alone.
 func (r *relay) join(who id.Session) {
-	if r.find(who) != nil || len(r.locals) >= session.MaxWorkers {
-		return // another leader wanted it, too
+	if l := r.find(who); l != nil { // another leader wanted it, too; this one has ended it, or it has exited before
+		r.tellEnd(l)
+		return
+	}
+	if len(r.locals) >= session.MaxWorkers {
+		return
 	}
 	l := newLocal(who)
 	r.locals = append(r.locals, l)
@@ -222,6 +226,16 @@ func (r *relay) exited(l *local, e control.Exited) {
 	l.exit = &e
 	r.tell(e)
 	r.depart()
+}
+
+// tellEnd tells the leader how a worker has ended, as far as it has; r.mu is held.
+func (r *relay) tellEnd(l *local) {
+	if l.closed {
+		r.tell(closedOf(l.who, l.err))
+	}
+	if l.exit != nil {
+		r.tell(*l.exit)
+	}
 }
 
 // leave asks the workers of this host to leave the run, as soon as they have a part in it.

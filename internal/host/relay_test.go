@@ -210,6 +210,18 @@ func TestLostWithNewPlace(t *testing.T) {
 	}
 }
 
+// A leader that wants a worker to begin which another leader wanted before, and which has ended since, hears that again: it knew of no such
+// worker when it was told.
+func TestRelayTellsEndAgain(t *testing.T) {
+	out := &sent{}
+	l := newLocal(id.Session{Worker: 1, Incarnation: 1})
+	l.closed, l.exit = true, &control.Exited{Worker: 1, Incarnation: 1, Text: "x"}
+	r := &relay{c: &Config{}, locals: []*local{l}, out: out}
+	if err := r.hear(control.Begin{Worker: 1, Incarnation: 1}); err != nil || len(out.list) != 2 || len(r.locals) != 1 {
+		t.Errorf("%v, %q", err, out.list)
+	}
+}
+
 // A fenced worker's process goes on as the next session from its next Hello on; what it says before is dropped, also for other leaders.
 func TestRelayFences(t *testing.T) {
 	out := &sent{}

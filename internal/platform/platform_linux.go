@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -44,6 +45,22 @@ func Children(pid int) (children []int) {
 		}
 	}
 	return children
+}
+
+// SharesPIDs reports whether the process at the other end of a unix socket numbers processes as this one does: it is in no other PID
+// namespace, as one in a container is.
+func SharesPIDs(c *net.UnixConn) bool {
+	var peer *unix.Ucred
+	raw, err := c.SyscallConn()
+	if err == nil {
+		err = errors.Join(raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }), err)
+	}
+	if err != nil {
+		return false
+	}
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", peer.Pid)) // the number is 0 where this process cannot see it
+	ours, err2 := os.Readlink("/proc/self/ns/pid")
+	return err == nil && err2 == nil && theirs == ours
 }
 
 // SharedFile returns an empty file without a name, to be mapped by this process and by those that inherit it.

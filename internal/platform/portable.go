@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -36,6 +37,9 @@ func KeepCanary(int) error { return fmt.Errorf("canary: %w", errors.ErrUnsupport
 
 // Killed reports false: this system does not show pending signals.
 func Killed(int) bool { return false }
+
+// SharesPIDs reports true: this system has one numbering of processes.
+func SharesPIDs(*net.UnixConn) bool { return true }
 
 // ChildAttr returns the attributes of a process that must not outlive this one: a process group of its own, so that a terminal's
 // Ctrl-C does not reach it. Such a process has to notice by itself that this one is gone.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
@@ -142,6 +144,17 @@ const tellTime = 50 * time.Millisecond
 // signal does it to all of the workers, as nearly at once as possible. The agent is told first: it may have recovered from a death
 // before we run again.
 func (in Injection) signal(ctx context.Context, agent string, targets []rundir.Process) error {
+	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	defer cancel()
+	nc, err := reach(ctx, agent)
+	if err != nil {
+		return err
+	}
+	conn := control.New(nc)
+	defer conn.Close()
+	if c, ok := nc.(*net.UnixConn); ok && !platform.SharesPIDs(c) {
+		return errors.New("the run's processes have other numbers here: it is in another PID namespace, such as that of a container; give the command there")
+	}
 	processes := make([]*os.Process, len(targets))
 	for i, t := range targets {
 		p, err := chaos.Open(t.PID)
@@ -151,13 +164,6 @@ func (in Injection) signal(ctx context.Context, agent string, targets []rundir.P
 		defer p.Release() //nolint:errcheck // it only frees what the process ends with
 		processes[i] = p
 	}
-	ctx, cancel := context.WithTimeout(ctx, agentTime)
-	defer cancel()
-	conn, err := dial(ctx, agent)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
 	told := make(chan struct{})
 	go func() {
 		defer close(told)
@@ -215,11 +221,19 @@ func tell(ctx context.Context, conn *control.Conn, kind string, targets []rundir
 
 // dial connects to the agent of a run.
 func dial(ctx context.Context, path string) (*control.Conn, error) {
+	nc, err := reach(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	return control.New(nc), nil
+}
+
+func reach(ctx context.Context, path string) (net.Conn, error) {
 	nc, err := socket.Dial(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("the run's launcher does not answer: %w", err)
 	}
-	return control.New(nc), nil
+	return nc, nil
 }
 
 // NewStop returns the command.
