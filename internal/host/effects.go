@@ -170,7 +170,12 @@ func (r *run) write(e session.Effect) error {
 		}
 	case session.WriteSummary:
 		if r.dir != nil {
-			return errors.Join(r.dir.WriteSummary(e.Summary), r.dir.Salvage(e.Elsewhere, e.Summary))
+			err := r.dir.WriteSummary(e.Summary)
+			made, err2 := r.dir.Salvage(e.Elsewhere, e.Summary)
+			if made != "" {
+				err2 = errors.Join(err2, r.do(session.Output{Text: "summary and records of the run are in " + made + ", since the run directory does not take them\n"}))
+			}
+			return errors.Join(err, err2)
 		}
 	case session.RetryFiles:
 		if err := r.dir.Flush(); err != nil {
@@ -182,7 +187,11 @@ func (r *run) write(e session.Effect) error {
 			r.dropShards(e.Step)
 			return nil
 		}
-		r.others.Go(func() { _ = checkpoint.Prune(r.talking, r.dir.Path(), r.c.Keep, e.Step+1) }) // else the next one
+		r.others.Go(func() {
+			if !r.dir.IsAnother() {
+				_ = checkpoint.Prune(r.talking, r.dir.Path(), r.c.Keep, e.Step+1) // else the next one
+			}
+		})
 	default:
 		panic(fmt.Sprintf("host: effect %T", e))
 	}
@@ -226,7 +235,10 @@ func stamped(at int64) time.Time {
 
 // commitFiles makes a checkpoint whole, and removes those that are not needed any more.
 func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest, keep checkpoint.Keep, post func(session.Event) bool) {
-	err := checkpoint.Commit(dir, m)
+	err := rundir.Only(m.Job).Own(dir)
+	if err == nil {
+		err = checkpoint.Commit(dir, m)
+	}
 	if !post(session.CheckpointCommitted{Step: m.Step, Err: err}) {
 		return
 	}

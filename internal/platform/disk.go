@@ -10,9 +10,9 @@ import (
 // IsFull reports whether an error says that the disk has no room, or the user no quota.
 func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// passing are errors of a write that come from the state of the machine, which its users can change: no descriptor or memory is left, or
-// the file, the folder or the disk takes no writes.
-var passing = []error{unix.EROFS, unix.EPERM, unix.EACCES, unix.EMFILE, unix.ENFILE, unix.ENOMEM}
+// passing are errors of a write that come from the state of the machine, which its users can change: no descriptor or memory is left, the
+// file, the folder or the disk takes no writes, or the process has a limit for the size of files.
+var passing = []error{unix.EROFS, unix.EPERM, unix.EACCES, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EFBIG}
 
 // MayPass reports whether what could not be written can be written later, because the error [IsFull] or is of the state of the machine.
 func MayPass(err error) bool {

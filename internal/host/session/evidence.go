@@ -102,7 +102,7 @@ func (s *Session) watch(e WatchTick) {
 				Worker: w.id(), Workers: len(s.workers), By: w.by, Step: s.records.last.Step, Steps: s.job.Steps,
 				For: d.Limit(w.heard.Intervals, around[w.who.Host], s.late.looks.Intervals).Truncate(10 * time.Millisecond),
 			}
-			if s.phase < training && !s.respawns(w.who.ID) {
+			if s.phase == assembling && !s.respawns(w.who.ID) {
 				s.judge(w.fault)
 				return
 			}
@@ -162,11 +162,16 @@ func (s *Session) leaveHalted() {
 			return
 		case s.helpless(w) || !s.fences(w): // missed heartbeats decide
 		default:
-			w.silent = w.stopped
-			w.fault = &SilentError{Worker: w.id(), Workers: len(s.workers), Stopped: true, Step: s.records.last.Step, Steps: s.job.Steps}
-			s.exclude(w)
+			s.excludeHalted(w)
 		}
 	}
+}
+
+// excludeHalted has the run go on without a worker whose process is stopped.
+func (s *Session) excludeHalted(w *worker) {
+	w.silent = w.stopped
+	w.fault = &SilentError{Worker: w.id(), Workers: len(s.workers), Stopped: true, Step: s.records.last.Step, Steps: s.job.Steps}
+	s.exclude(w)
 }
 
 // helpless reports whether no other worker of the plan could continue the run without this one.

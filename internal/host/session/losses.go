@@ -372,6 +372,8 @@ func (s *Session) alarm() {
 			s.evict(w, fmt.Sprintf("worker %d has missed heartbeats for another %v", w.id(), timing.Of(s.cfg.Detect).Grace))
 		case w.joins && s.phase >= training:
 			s.refuse(w, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))
+		case !w.stopped.IsZero(): // no fault of the program
+			s.excludeHalted(w)
 		default:
 			s.judge(&NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
 		}

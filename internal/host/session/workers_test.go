@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"reflect"
 	"slices"
@@ -329,6 +330,33 @@ func TestStepsInAnyOrder(t *testing.T) {
 	})
 }
 
+// A worker that was stopped before training, before or after its Hello, is left out like one that was killed.
+func TestStoppedBeforeTraining(t *testing.T) {
+	at := func(ms int) time.Time { return time.Unix(1000, 0).Add(time.Duration(ms) * time.Millisecond) }
+	for _, first := range [][]Event{nil, prepare(2)[1:2]} {
+		s := New(Config{Settings: Settings{Detect: time.Second}, CanStart: true, Workers: 2}, []plan.Worker{{ID: 0}, {ID: 1}})
+		s.Begin(at(0))
+		s.Step(at(10), Received{0, hello})
+		for _, e := range first {
+			s.Step(at(10), e)
+		}
+		s.Step(at(500), WorkerHalted{Worker: 1, Stopped: true, For: 400 * time.Millisecond})
+		for ms := 100; ms <= 31000; ms += 100 {
+			s.Step(at(ms), Received{0, control.Beat{}})
+			s.Step(at(ms), WatchTick{Due: at(ms)})
+			s.Step(at(ms), AlarmDue{})
+		}
+		if s.end.err != nil || !s.workers[1].killed {
+			t.Fatalf("Hello %v: %v, killed %v", first != nil, s.end.err, s.workers[1].killed)
+		}
+		s.Step(at(31100), WorkerExited{1, Status{Code: -1, Text: "signal: killed"}})
+		s.Step(at(31100), ConnClosed{1, io.EOF})
+		if s.end.err != nil || s.workers[1].state != gone {
+			t.Errorf("Hello %v: %v", first != nil, s.end.err)
+		}
+	}
+}
+
 func TestWatch(t *testing.T) {
 	base := time.Unix(0, 0)
 	at := func(ms int) time.Time { return base.Add(time.Duration(ms) * time.Millisecond) }
@@ -392,6 +420,8 @@ func TestWatch(t *testing.T) {
 		t.Errorf("a worker that begins slowly: %v", s.end.err)
 	}
 	s.Step(at(67100), WatchTick{Due: at(67100)})
+	s.Step(at(67200), WorkerExited{0, Status{Code: -1, Text: "signal: killed"}})
+	s.Step(at(67200), ConnClosed{0, io.EOF})
 	if !errors.As(s.end.err, new(*SilentError)) {
 		t.Errorf("a worker that never beat: %v", s.end.err)
 	}

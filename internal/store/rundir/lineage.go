@@ -2,7 +2,9 @@ package rundir
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 )
 
@@ -40,6 +42,19 @@ type Era struct {
 
 // Eras are those of a run, the oldest first.
 type Eras []Era
+
+// Own returns [ErrInUse] if a run directory has the job of another run by now than the one of the eras.
+func (e Eras) Own(dir string) error {
+	var job Job
+	found, err := readJSON(filepath.Join(dir, "job.json"), &job)
+	if err != nil || !found {
+		return nil // removed or damaged, which is not said here
+	}
+	if !slices.ContainsFunc(e, func(x Era) bool { return job.Plain().Descends(x.Job) }) {
+		return fmt.Errorf("%s %w", dir, ErrInUse)
+	}
+	return nil
+}
 
 // Only returns the eras of a run that has always been the same job.
 func Only(job string) Eras { return Eras{{Job: job, Until: math.MaxInt}} }

@@ -139,7 +139,14 @@ func (d *Dir) isOther(name string) bool {
 	return err == nil && !os.SameFile(was, is) && d.leads(d.by)
 }
 
-// isAnother reports whether the directory has another run by now.
+// IsAnother reports whether the directory has another run by now.
+func (d *Dir) IsAnother() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.isAnother()
+}
+
+// isAnother is IsAnother; d.mu is held.
 func (d *Dir) isAnother() bool {
 	was := d.held["job.json"]
 	if was == nil {
@@ -279,16 +286,23 @@ func (d *Dir) copyTo(folder string) error {
 	return nil
 }
 
-// Salvage writes the summary and the records to a folder, unless that is "", if the directory was removed and cannot be made again.
-func (d *Dir) Salvage(folder string, s Summary) error {
+// Salvage writes the summary and the records to a folder if the directory was removed and cannot be made again. It makes a folder if that
+// is "", because the model is elsewhere, and returns it.
+func (d *Dir) Salvage(folder string, s Summary) (made string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.gone == nil || folder == "" {
-		return nil
+	if d.gone == nil {
+		return "", nil
 	}
 	text, err := encodeJSON("summary.json", s.complete())
 	if err != nil {
-		return err
+		return "", err
 	}
-	return errors.Join(WriteFile(filepath.Join(folder, "summary.json"), text), d.copyTo(folder))
+	if folder == "" {
+		if folder, err = Elsewhere(d.path); err != nil {
+			return "", err
+		}
+		made = folder
+	}
+	return made, errors.Join(WriteFile(filepath.Join(folder, "summary.json"), text), d.copyTo(folder))
 }

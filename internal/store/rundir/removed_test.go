@@ -73,7 +73,7 @@ func TestRemovedDirectory(t *testing.T) {
 	if _, err := Create(d.Path(), "gpt", time.Now()); !errors.Is(err, ErrInUse) {
 		t.Errorf("another run takes it: %v", err)
 	}
-	if err := errors.Join(d.WriteSummary(Summary{Steps: 5}), d.Salvage(t.TempDir(), Summary{}), d.Close()); err != nil {
+	if err := errors.Join(d.WriteSummary(Summary{Steps: 5}), salvaged(d, t.TempDir(), Summary{}), d.Close()); err != nil {
 		t.Error(err)
 	}
 }
@@ -101,6 +101,11 @@ func TestRemovedWhileMadeAgain(t *testing.T) {
 	}
 }
 
+func salvaged(d *Dir, folder string, s Summary) error {
+	_, err := d.Salvage(folder, s)
+	return err
+}
+
 // One that cannot be made again is told of once, and all goes elsewhere at the end.
 func TestRemovedForGood(t *testing.T) {
 	d, parent := removable(t)
@@ -112,7 +117,7 @@ func TestRemovedForGood(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	elsewhere := t.TempDir()
-	for _, err := range []error{d.AddMetrics(Metrics{Step: 5}), d.WriteWorkers(Workers{}), d.WriteSummary(Summary{Steps: 5}), d.Salvage(elsewhere, Summary{Steps: 5})} {
+	for _, err := range []error{d.AddMetrics(Metrics{Step: 5}), d.WriteWorkers(Workers{}), d.WriteSummary(Summary{Steps: 5}), salvaged(d, elsewhere, Summary{Steps: 5})} {
 		if err != nil {
 			t.Error(err)
 		}
@@ -120,8 +125,15 @@ func TestRemovedForGood(t *testing.T) {
 	if n := lineCount(t, filepath.Join(elsewhere, "metrics.jsonl")); n != 5 {
 		t.Errorf("%d lines of 5 steps", n)
 	}
-	if r, err := Read(elsewhere); err != nil || r.Summary == nil || r.Summary.Steps != 5 || r.Job.Steps != 9 {
-		t.Errorf("%+v, %v", r, err)
+	t.Setenv("TMPDIR", t.TempDir())
+	made, err := d.Salvage("", Summary{Steps: 5}) // the model is elsewhere
+	if err != nil || lineCount(t, filepath.Join(made, "metrics.jsonl")) != 5 {
+		t.Errorf("%q, %v", made, err)
+	}
+	for _, folder := range []string{elsewhere, made} {
+		if r, err := Read(folder); err != nil || r.Summary == nil || r.Summary.Steps != 5 || r.Job.Steps != 9 {
+			t.Errorf("%s: %+v, %v", folder, r, err)
+		}
 	}
 	if err := d.Close(); err != nil {
 		t.Error(err)
@@ -142,8 +154,28 @@ func TestRemovedAndTaken(t *testing.T) {
 	if err := d.AddMetrics(Metrics{Step: 4}); !errors.Is(err, ErrInUse) {
 		t.Errorf("%v", err)
 	}
-	if _, err := os.Lstat(d.File("metrics.jsonl")); err == nil {
-		t.Error("the other run got lines")
+	if err := d.WriteSummary(Summary{Steps: 4}); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"metrics.jsonl", "summary.json"} {
+		if _, err := os.Lstat(d.File(name)); err == nil {
+			t.Errorf("the other run got %s", name)
+		}
+	}
+}
+
+// What a run writes by the name of its directory goes into no other run's.
+func TestOwn(t *testing.T) {
+	d, _ := removable(t)
+	r, err := Read(d.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(Only(r.Job.ID()).Own(d.Path()), Only("x").Own(t.TempDir())); err != nil {
+		t.Error(err)
+	}
+	if err := Only("x").Own(d.Path()); !errors.Is(err, ErrInUse) {
+		t.Errorf("%v", err)
 	}
 }
 
@@ -260,7 +292,7 @@ func TestAttachedDirectoryComesBack(t *testing.T) {
 			t.Fatalf("taken: %v: %v", taken, err)
 		}
 		elsewhere, where := t.TempDir(), d.Path()
-		if err := errors.Join(d.WriteWorkers(Workers{}), d.Salvage(elsewhere, Summary{})); err != nil {
+		if err := errors.Join(d.WriteWorkers(Workers{}), salvaged(d, elsewhere, Summary{})); err != nil {
 			t.Error(err)
 		}
 		if taken {

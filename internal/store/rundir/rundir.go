@@ -441,6 +441,9 @@ func (d *Dir) WriteSummary(s Summary) error {
 		return err
 	}
 	return d.must("summary.json", text, func() error {
+		if d.gone != nil && errors.Is(d.gone, ErrInUse) {
+			return nil // the directory is another run's; Salvage writes it
+		}
 		for _, f := range d.lines {
 			if err := f.Sync(); err != nil {
 				return err

@@ -21,11 +21,12 @@ import (
 // saver writes this worker's part of checkpoints in the background. It outlives
 // engines.
 type saver struct {
-	w   *Worker
-	j   *Job
-	dir string
-	job string // ID
-	ctx context.Context
+	w    *Worker
+	j    *Job
+	dir  string
+	job  string      // ID
+	eras rundir.Eras // of the job
+	ctx  context.Context
 
 	writing atomic.Int32
 	order   sync.Mutex // held while a part is written
@@ -39,7 +40,7 @@ type saver struct {
 
 func newSaver(ctx context.Context, w *Worker, j *Job, start control.Start) (s *saver, closeIt func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	s = &saver{w: w, j: j, dir: start.RunDir, job: j.eras(start).Now(), ctx: ctx}
+	s = &saver{w: w, j: j, dir: start.RunDir, job: j.eras(start).Now(), eras: j.eras(start), ctx: ctx}
 	s.pace.Store(newPace(time.Now(), 0, 0))
 	if j.CheckpointSteps > 0 {
 		w.saveAsked.Store(true) // the first steps may be over before the agent can ask
@@ -116,7 +117,11 @@ func (s *saver) finish() {
 func (s *saver) write(part checkpoint.Part, pace *pace) control.Saved {
 	part.Job, part.Worker, part.Rule = s.job, int(s.w.self.id()), s.j.ruleName()
 	m := control.Saved{Step: part.Step, Generation: part.Plan.Generation, N: part.Plan.N, Rule: part.Rule}
-	file, err := checkpoint.WritePaced(s.ctx, s.dir, part, pace.start(s.ctx))
+	var file checkpoint.File
+	err := s.eras.Own(s.dir)
+	if err == nil {
+		file, err = checkpoint.WritePaced(s.ctx, s.dir, part, pace.start(s.ctx))
+	}
 	if err == nil {
 		m.File, err = json.Marshal(file)
 	}

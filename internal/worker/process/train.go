@@ -174,7 +174,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	if done.Steps == j.Steps {
 		done.StoppedBy = ""
 	}
-	if err = w.keep(ctx, j, e, &done, start.RunDir); err != nil {
+	if err = w.keep(ctx, j, e, &done, start); err != nil {
 		return w.left(ctx, j, w.recovery.cause(err))
 	}
 	done.Worker = rundir.Worker{ID: int(me.ID), Incarnation: me.Incarnation, Layers: j.Params.Held()}
@@ -312,10 +312,10 @@ func (w *Worker) stopped() string {
 
 // keep sends the state of the job to the worker that the plan names, which hashes it
 // and writes the files of the model. All workers get the hashes.
-func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, runDir string) error {
+func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, start control.Start) error {
 	said, by, err := e.Keep(ctx, done.Steps, model.HashSize, func(ctx context.Context) (engine.Collector, error) {
-		return awaitSpace(ctx, runDir, func(text string) { _ = w.send(control.Note{Text: text}) }, func() (c engine.Collector, err error) {
-			c, done.ModelDir, err = collector(j, runDir)
+		return awaitSpace(ctx, start.RunDir, func(text string) { _ = w.send(control.Note{Text: text}) }, func() (c engine.Collector, err error) {
+			c, done.ModelDir, err = collector(j, j.eras(start), start.RunDir)
 			return c, err
 		})
 	})
@@ -328,13 +328,16 @@ func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, done *contr
 }
 
 // collector opens what writes the files of the model into the run directory, which it makes again if it was removed, or into another
-// folder if that fails.
-func collector(j *Job, runDir string) (c engine.Collector, elsewhere string, err error) {
+// folder if that fails, or if the directory has become another run's.
+func collector(j *Job, eras rundir.Eras, runDir string) (c engine.Collector, elsewhere string, err error) {
 	if runDir == "" {
 		c, err = j.Params.Collector("", j.Config)
 		return c, "", err
 	}
-	if err = os.MkdirAll(runDir, 0o700); err == nil {
+	if err = eras.Own(runDir); !errors.Is(err, rundir.ErrInUse) {
+		err = os.MkdirAll(runDir, 0o700)
+	}
+	if err == nil {
 		c, err = j.Params.Collector(runDir, j.Config)
 	}
 	if err == nil || platform.MayPass(err) && !errors.Is(err, fs.ErrPermission) {
