@@ -152,20 +152,18 @@ func (r *relay) killAll() {
 // join starts a worker that joins; r.mu is held. It runs in a goroutine of its own, as starting
 // takes time; of one that cannot be started the leader hears its end alone.
 func (r *relay) join(who id.Session) {
-	if l := r.find(who); l != nil { // another leader wanted it, too; this one has ended it, or it has exited before
-		r.tellEnd(l)
+	l := r.find(who)
+	if l != nil && r.out != nil { // another leader wanted it, too; it may have exited before this one knew of it
+		l.sayEnd(r.out)
+	}
+	if l != nil || len(r.locals) >= session.MaxWorkers {
 		return
 	}
-	if len(r.locals) >= session.MaxWorkers {
-		return
-	}
-	l := newLocal(who)
+	l = newLocal(who)
 	r.locals = append(r.locals, l)
 	// Before training began, workers have nothing to leave yet: one in the place of another takes its part, and leaves then.
 	if r.departs || r.leaving && slices.ContainsFunc(r.locals, func(l *local) bool { return l.started }) {
-		err := errors.New("its host leaves the run")
-		r.hungUp(l, err)
-		r.exited(l, control.Exited{Code: -1, Text: "cannot be started: " + err.Error()}) // no fault of the program
+		r.notStarted(l, -1, errors.New("its host leaves the run")) // no fault of the program
 		return
 	}
 	r.working.Go(func() {
@@ -173,8 +171,7 @@ func (r *relay) join(who id.Session) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if err != nil {
-			r.hungUp(l, err)
-			r.exited(l, control.Exited{Code: 1, Text: "cannot be started: " + session.OneLine(err.Error())})
+			r.notStarted(l, 1, err)
 			return
 		}
 		if l.worker = w; l.unwanted {
@@ -182,6 +179,11 @@ func (r *relay) join(who id.Session) {
 		}
 		r.attend(l)
 	})
+}
+
+func (r *relay) notStarted(l *local, code int, err error) {
+	r.hungUp(l, err)
+	r.exited(l, control.Exited{Code: code, Text: "cannot be started: " + session.OneLine(err.Error())})
 }
 
 // attend serves a worker until run ends; r.mu is held.
@@ -226,16 +228,6 @@ func (r *relay) exited(l *local, e control.Exited) {
 	l.exit = &e
 	r.tell(e)
 	r.depart()
-}
-
-// tellEnd tells the leader how a worker has ended, as far as it has; r.mu is held.
-func (r *relay) tellEnd(l *local) {
-	if l.closed {
-		r.tell(closedOf(l.who, l.err))
-	}
-	if l.exit != nil {
-		r.tell(*l.exit)
-	}
 }
 
 // leave asks the workers of this host to leave the run, as soon as they have a part in it.
@@ -461,12 +453,7 @@ func (r *relay) account(q outbox, since control.Lead) {
 		if !l.halted.IsZero() && l.next == nil {
 			q.put(haltedOf(l))
 		}
-		if l.closed {
-			q.put(closedOf(l.who, l.err))
-		}
-		if l.exit != nil {
-			q.put(*l.exit)
-		}
+		l.sayEnd(q)
 	}
 	if r.watches {
 		q.put(watchOf(true))

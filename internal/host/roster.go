@@ -79,6 +79,16 @@ func closedOf(who id.Session, err error) closed {
 	return closed{control.Closed{Worker: int(who.Worker), Incarnation: who.Incarnation}, err}
 }
 
+// sayEnd says how a worker has ended, as far as it has; r.mu is held.
+func (l *local) sayEnd(q outbox) {
+	if l.closed {
+		q.put(closedOf(l.who, l.err))
+	}
+	if l.exit != nil {
+		q.put(*l.exit)
+	}
+}
+
 // newRoster returns the roster of a leadership that begins now. broke returns since when a host has had no link.
 func newRoster(c *Config, now time.Time, broke func(host int) time.Time) *roster {
 	addrs := slices.Clone(c.hosts())

@@ -13,21 +13,55 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
-// plain prints lines.
+// plain prints lines, in a goroutine of its own: where a pipe takes no more, the run goes on.
 type plain struct {
-	mu     sync.Mutex
-	w      io.Writer
-	now    func() time.Time
-	s      state
-	closed bool
+	w       io.Writer
+	now     func() time.Time
+	printed chan struct{} // closed when all lines are
+
+	mu      sync.Mutex
+	more    *sync.Cond // there are lines, or there will be none
+	s       state
+	lines   []string
+	omitted int // lines that did not fit in
+	closed  bool
 }
 
 const (
 	plainLines = 20          // about how many lines of steps a run prints
 	plainQuiet = time.Minute // how long a slow run stays silent
+	plainMost  = 10_000      // lines that wait to be printed
 )
 
-func newPlain(w io.Writer, now func() time.Time) *plain { return &plain{w: w, now: now} }
+// newPlain returns a plain view, whose Close waits until all is printed.
+func newPlain(w io.Writer, now func() time.Time) *plain {
+	p := &plain{w: w, now: now, printed: make(chan struct{})}
+	p.more = sync.NewCond(&p.mu)
+	go func() {
+		defer close(p.printed)
+		for lines, ok := p.next(); ok; lines, ok = p.next() {
+			for _, line := range lines {
+				fmt.Fprintln(p.w, line)
+			}
+		}
+	}()
+	return p
+}
+
+// next waits for lines to print, and returns false when there will be none.
+func (p *plain) next() (lines []string, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.lines) == 0 && !p.closed {
+		p.more.Wait()
+	}
+	lines, p.lines = p.lines, nil
+	if p.omitted > 0 {
+		lines = append(lines, fmt.Sprintf("%s left out, since the output took no more", plan.Count(p.omitted, "line")))
+		p.omitted = 0
+	}
+	return lines, len(lines) > 0
+}
 
 func (p *plain) Show(e Event) {
 	e = cleaned(e)
@@ -39,14 +73,21 @@ func (p *plain) Show(e Event) {
 	now := p.now()
 	p.s.add(now, e)
 	for _, line := range p.s.lines(now, e) {
-		fmt.Fprintln(p.w, line)
+		if len(p.lines) < plainMost {
+			p.lines = append(p.lines, line)
+		} else {
+			p.omitted++
+		}
 	}
+	p.more.Signal()
 }
 
 func (p *plain) Close() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.closed = true
+	p.more.Signal()
+	p.mu.Unlock()
+	<-p.printed
 }
 
 // lines is what the plain view says about an event that s has taken in already.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -141,6 +142,7 @@ func TestPlainSaysThePlan(t *testing.T) {
 	p := newPlain(&b, func() time.Time { return epoch })
 	p.Show(beginWith(4, 2))
 	p.Show(Worker{ID: 1, State: "evaluating"})
+	p.Close()
 	if got := b.String(); strings.Count(got, "\n") != 4 || !strings.Contains(got, "4 workers in 2 stages, 2 threads") || !strings.Contains(got, "\nfirst plan: ") {
 		t.Errorf("got\n%s", got)
 	}
@@ -226,6 +228,7 @@ func TestPlainWhenStopped(t *testing.T) {
 	p.Show(Step{Step: 1, Loss: 1})
 	p.Show(Stopping{"interrupt"})
 	p.Show(End{rundir.Summary{Steps: 1, Loss: 1, StoppedBy: "interrupt"}})
+	p.Close()
 	golden(t, "plain-stopped.txt", b.String())
 }
 
@@ -245,17 +248,39 @@ func TestPlainWhenSlow(t *testing.T) {
 	now := epoch
 	p := newPlain(&b, func() time.Time { return now })
 	p.Show(Begin{Job: rundir.Job{Program: "gpt", Steps: 10_000}})
-	b.Reset()
 	for i := range 13 {
 		now = now.Add(10 * time.Second)
 		p.Show(Step{Step: i + 1, Loss: 1, Tokens: 1, MS: 10_000})
 	}
+	p.Close()
 	var got []string
 	for line := range strings.Lines(b.String()) {
-		got = append(got, strings.Fields(line)[1])
+		if step, ok := strings.CutPrefix(line, "step "); ok {
+			got = append(got, strings.Fields(step)[0])
+		}
 	}
 	if want := "1/10000 7/10000 13/10000"; strings.Join(got, " ") != want {
 		t.Errorf("printed steps %v, want %s", got, want)
+	}
+}
+
+// A pipe without a reader does not hold up the run; what it lacks is there once it is read.
+func TestPlainWithoutReader(t *testing.T) {
+	r, w := io.Pipe()
+	p := newPlain(w, time.Now)
+	for i := range plainMost + 2 {
+		p.Show(Note(fmt.Sprint(i)))
+	}
+	text := make(chan string)
+	go func() {
+		all, _ := io.ReadAll(r)
+		text <- string(all)
+	}()
+	p.Close()
+	w.Close()
+	got := <-text
+	if lines := strings.Count(got, "\n"); lines < plainMost || !strings.HasPrefix(got, "0\n1\n2\n") {
+		t.Errorf("%d lines: %.100s", lines, got)
 	}
 }
 
@@ -265,7 +290,9 @@ func TestOpenIsPlainWhereItMustBe(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if v, ok := Open(Options{Out: f}).(*plain); !ok {
+	v := Open(Options{Out: f})
+	defer v.Close()
+	if _, ok := v.(*plain); !ok {
 		t.Errorf("a file gets a %T", v)
 	}
 }
@@ -457,6 +484,7 @@ func TestTextIsClean(t *testing.T) {
 		p := newPlain(&out, time.Now)
 		p.Show(begin)
 		p.Show(v.Interface().(Event))
+		p.Close()
 		if strings.Contains(out.String(), "\x1b") {
 			t.Errorf("%T: %q", e, out.String())
 		}

@@ -109,11 +109,18 @@ func (d *Dir) makeReserve(size int64) error {
 func (d *Dir) must(name string, content []byte, write func() error) error {
 	removed := d.restore(name)
 	err := d.mustFit(late{name, content, write})
+	for tries := 1; d.gone == nil && IsMissing(err) && tries < maxRestores; tries++ { // it was removed meanwhile
+		removed = errors.Join(removed, d.restore(name))
+		err = d.mustFit(late{name, content, write})
+	}
 	if d.gone != nil && IsMissing(err) {
 		err = nil // removed says it, or has said it
 	}
 	return errors.Join(removed, err)
 }
+
+// maxRestores is how often a directory is made again for one write.
+const maxRestores = 10
 
 // mustFit is must for a directory that is there. Where the disk is full, traces.jsonl is emptied first. Then the reserve is opened, and
 // the error is a [WaitError] although the write has succeeded; after that, writes wait for Flush, as they do at once where the cause is

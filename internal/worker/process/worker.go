@@ -126,8 +126,8 @@ func (w *Worker) Serve(ctx context.Context, makeJob Make) error {
 	if cause := context.Cause(w.ctx); cause != nil && errors.Is(err, w.ctx.Err()) {
 		err = cause
 	}
-	if err != nil {
-		_ = w.send(Failure(err, w.step)) // it fails if the agent is gone
+	if err != nil && !errors.Is(err, errAgentLost) { // else it would hear of a fault of the program, if it hears of it at all
+		_ = w.send(Failure(err, w.step))
 	}
 	return err
 }
