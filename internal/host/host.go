@@ -326,7 +326,7 @@ func (h *Host) Serve(ctx context.Context) error {
 		}
 	}
 	if c.Enters != nil {
-		if err := c.enter(ctx, secure); err != nil {
+		if err := h.enter(ctx, secure); err != nil {
 			return err
 		}
 	}

@@ -195,6 +195,27 @@ func addrOf(m control.Member) Addr {
 	return Addr{Name: m.Name, Agree: m.Agree, Link: m.Link, Workers: m.First, Starts: m.Workers}
 }
 
+// enter takes this host into the run, unless it is asked to leave before: it has no part yet that it could hand over.
+func (h *Host) enter(ctx context.Context, t *tls.Config) error {
+	ctx, cancel := context.WithCancel(ctx)
+	left := make(chan bool, 1)
+	go func() {
+		select {
+		case <-h.leave:
+			left <- true
+			cancel()
+		case <-ctx.Done():
+			left <- false
+		}
+	}()
+	err := h.c.enter(ctx, t)
+	cancel()
+	if <-left {
+		return ErrLeft
+	}
+	return err
+}
+
 // enter asks the hosts of a run, one after the other, until one that leads has taken this host in.
 func (c *Config) enter(ctx context.Context, t *tls.Config) error {
 	hosts, next := c.Hosts, 0

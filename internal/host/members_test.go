@@ -12,6 +12,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 func threeHosts() *Config {
@@ -85,6 +86,26 @@ func TestEnters(t *testing.T) {
 	}
 	r.lose(3, false)
 	check("d", "y:1", "d -1 false")
+}
+
+// A host that is asked to leave before the run has taken it in, since no host answers, leaves at once.
+func TestLeavesBeforeItEnters(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	h := &Host{c: Config{Hosts: []Addr{{Name: "a", Link: silent.Addr().String()}}, Enters: &Addr{Name: "b"}, Link: silent}, leave: make(chan struct{}, 1)}
+	secure, err := transport.TLSFromSecret(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() { ended <- h.enter(t.Context(), secure) }()
+	h.Leave()
+	if err := <-ended; !errors.Is(err, ErrLeft) {
+		t.Error(err)
+	}
 }
 
 // A new leader starts the workers of a host that has entered and has none yet, and of no other.
