@@ -199,6 +199,7 @@ func TestWritesThatWait(t *testing.T) {
 		{unix.EPERM, "takes no writes (metrics.jsonl: operation not permitted)"},
 		{unix.EACCES, "takes no writes (metrics.jsonl: permission denied)"},
 		{unix.EMFILE, "takes no writes (metrics.jsonl: too many open files)"},
+		{unix.EFBIG, "takes no writes (metrics.jsonl: file too large)"},
 	} {
 		d, _ := removable(t)
 		if err := d.AddTrace([]byte("{}")); err != nil {
