@@ -151,7 +151,7 @@ func (l *lead) attend(ctx context.Context, q *queue[control.Message], records []
 	defer tick.Stop()
 	var copier *rundir.Copier
 	if l.c.Apart {
-		copier = rundir.NewCopier(l.c.RunDir.Path(), records)
+		copier = l.c.RunDir.Copier(records)
 		l.told.enter(q)
 		defer l.told.leave(q)
 	}
@@ -196,36 +196,43 @@ type copies struct {
 	waits func(string)
 
 	mu     sync.Mutex
-	term   uint64 // this host has led in: copies of older terms come too late
-	failed bool
-	again  time.Time // when the directory was made again last
+	term   uint64    // this host has led in: copies of older terms come too late
+	failed string    // the record of which a part was not kept
+	again  time.Time // when that was, or the directory was made again
 }
 
 // keep keeps a part of a record that the leader of a term has sent. It reports false where all records have to be sent again, over a new link.
 func (k *copies) keep(term uint64, p rundir.Part) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if term <= k.term || k.failed {
+	if term <= k.term || k.failed != "" && time.Since(k.again) < timing.Disk {
 		return true
 	}
 	err := rundir.Keep(k.dir, p)
-	if err == nil {
-		return true
+	if err == nil && k.failed != "" {
+		err = rundir.Takes(k.dir, k.failed)
 	}
-	if rundir.Again(k.dir, err) {
+	switch {
+	case err == nil:
+		return k.failed == "" // other parts were not kept
+	case rundir.Again(k.dir, err):
 		if time.Since(k.again) < timing.Disk {
 			return true // perhaps it is still being removed; what comes after that second fails like this, too
 		}
 		k.again = time.Now()
-		if k.waits != nil {
+		if k.waits != nil && k.failed == "" {
 			k.waits("records were removed from the run directory: they are copied again")
 		}
 		return false
 	}
-	// Training does not depend on it. The next link begins with what is there.
-	if k.failed = true; k.waits != nil {
-		k.waits("copies of the leader's records are not kept: " + session.OneLine(err.Error()))
+	// Training does not depend on it, and the next second may be better.
+	if k.waits != nil && k.failed == "" {
+		k.waits("copies of the leader's records are not kept until the run directory takes them: " + session.OneLine(err.Error()))
 	}
+	if k.failed == "" {
+		k.failed = p.Name
+	}
+	k.again = time.Now()
 	return true
 }
 
@@ -242,7 +249,7 @@ func (k *copies) alive(term uint64, w rundir.Workers) {
 func (k *copies) marks() []rundir.Mark {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.failed = false
+	k.failed = ""
 	marks, _ := rundir.Marks(k.dir) // what cannot be read is copied again
 	return marks
 }

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -125,6 +126,70 @@ func TestCopiesOfARemovedDirectory(t *testing.T) {
 		}
 		if _, err := os.Stat(filepath.Join(dir, "log")); err != nil || len(said) != 2 {
 			t.Errorf("%v, %q", err, said)
+		}
+	})
+}
+
+// Where a host's run directory takes no copies, they are asked for again once it does, over one new link.
+func TestCopiesWhereNoneAreTaken(t *testing.T) {
+	for name, c := range map[string]struct{ at, of string }{
+		"a file in place of the directory": {"", "metrics.jsonl"},
+		"a folder in place of a record":    {"plans.jsonl", "plans.jsonl"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "run")
+				if err := os.Mkdir(dir, 0o700); err != nil {
+					t.Fatal(err)
+				}
+				said := 0
+				k := &copies{dir: dir, waits: func(string) { said++ }}
+				part := func(name string, at int64) rundir.Part {
+					return rundir.Part{Name: name, At: at, Data: []byte("{}\n")}
+				}
+				if !k.keep(1, part("metrics.jsonl", 0)) {
+					t.Error("it is not kept")
+				}
+				var err error
+				if c.at == "" {
+					err = errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600))
+				} else {
+					err = os.MkdirAll(filepath.Join(dir, c.at, "x"), 0o700)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range 4 {
+					if !k.keep(1, part(c.of, 0)) || c.at != "" && !k.keep(1, part("metrics.jsonl", 3)) {
+						t.Errorf("%d: all is asked for while it cannot be kept", i)
+					}
+					time.Sleep(timing.Disk)
+				}
+				if err := errors.Join(os.RemoveAll(filepath.Join(dir, c.at)), os.MkdirAll(dir, 0o700)); err != nil {
+					t.Fatal(err)
+				}
+				if k.keep(1, part("events.jsonl", 0)) {
+					t.Error("what was not kept is not asked for")
+				}
+				if k.marks(); !k.keep(1, part("metrics.jsonl", 0)) || said != 1 {
+					t.Errorf("the new link's parts are not kept; it was said %d times", said)
+				}
+			})
+		})
+	}
+}
+
+// A rollback and a host that takes over wait for a run directory that is away, and for no longer than it may be.
+func TestUntilDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "run")
+		begun := time.Now()
+		if v := verifyFiles(t.Context(), dir, rundir.Only("p"), session.Propose{}); v.Err == nil || time.Since(begun) != timing.DirReturns {
+			t.Errorf("%+v after %v", v, time.Since(begun))
+		}
+		time.AfterFunc(3*time.Second/2, func() { _ = os.Mkdir(dir, 0o700) })
+		if v := verifyFiles(t.Context(), dir, rundir.Only("p"), session.Propose{}); v.Err != nil || v.Step != 0 {
+			t.Errorf("%+v", v)
 		}
 	})
 }

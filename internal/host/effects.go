@@ -11,8 +11,10 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // step has the session take in an event, and carries out what follows.
@@ -252,7 +254,12 @@ func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest, keep ch
 // verifyFiles finds the newest whole checkpoint before a plan that goes on from one is proposed.
 func verifyFiles(ctx context.Context, dir string, of rundir.Eras, p session.Propose) session.CheckpointVerified {
 	v := session.CheckpointVerified{Propose: p}
-	r, refused, err := checkpoint.Newest(ctx, dir, of)
+	var r *checkpoint.Reader
+	var refused []*checkpoint.Error
+	err := untilDisk(ctx, func() (err error) {
+		r, refused, err = checkpoint.Newest(ctx, dir, of)
+		return err
+	}, nil)
 	for _, fault := range refused {
 		if !errors.Is(fault, checkpoint.ErrUnfinished) {
 			v.Refused = append(v.Refused, session.OneLine(fault.Error())+"; the checkpoint is not used")
@@ -266,4 +273,22 @@ func verifyFiles(ctx context.Context, dir string, of rundir.Eras, p session.Prop
 		v.Err = err
 	}
 	return v
+}
+
+// untilDisk repeats what needs the disk until it is done, the error is none that may pass, or ctx ends; waits gets the first one. A directory that
+// was moved or covered may come back, too, for some time. One that was removed does not: what was in it is open in its leader.
+func untilDisk(ctx context.Context, do func() error, waits func(error)) error {
+	err := do()
+	for begun := time.Now(); platform.MayPass(err) || rundir.IsMissing(err) && time.Since(begun) < timing.DirReturns; err = do() {
+		if waits != nil {
+			waits(err)
+			waits = nil
+		}
+		select {
+		case <-time.After(timing.Disk):
+		case <-ctx.Done():
+			return err
+		}
+	}
+	return err
 }

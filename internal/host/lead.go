@@ -269,41 +269,35 @@ func (l *lead) inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, 
 		return nil, err
 	}
 	ForgetSocket(dir.Path())
-	if l.relay.copies != nil {
-		if err := l.relay.copies.takeOver(l.term, state.Job.Data); err != nil {
-			return nil, &session.FileError{Err: err}
-		}
-	}
 	by := rundir.Leader{Generation: state.Generation, Term: l.term}
-	err = dir.Resume(by)
-	// A directory that was moved or covered may come back. One that was removed does not: what was in it was open in the leader before.
-	begun := time.Now()
-	waits := func() bool {
-		return platform.MayPass(err) || time.Since(begun) < timing.DirReturns && rundir.IsMissing(err)
-	}
-	if waits() && l.c.Waits != nil {
-		l.c.Waits(fmt.Sprintf("%s leads, and waits until the run directory can be written: %v", l.c.self().Name, err))
-	}
-	for waits() {
-		select {
-		case <-time.After(timing.Disk):
-			err = dir.Resume(by)
-		case <-l.ctx.Done():
-			return nil, errDeposed
+	var saved []checkpoint.Entry
+	err = untilDisk(l.ctx, func() (err error) {
+		if l.relay.copies != nil {
+			err = l.relay.copies.takeOver(l.term, state.Job.Data)
 		}
-	}
-	if errors.Is(err, rundir.ErrReplaced) { // this host slept, and hears of the other one soon
+		if err == nil {
+			err = dir.Resume(by)
+		}
+		if err == nil {
+			in.History, err = rundir.ReadHistory(dir.Path())
+		}
+		if err == nil {
+			saved, err = checkpoint.List(dir.Path())
+		}
+		return err
+	}, func(err error) {
+		if l.c.Waits != nil {
+			l.c.Waits(fmt.Sprintf("%s leads, and waits until the run directory can be written: %s", l.c.self().Name, session.OneLine(err.Error())))
+		}
+	})
+	switch {
+	case err == nil:
+	case l.ctx.Err() != nil:
+		return nil, errDeposed
+	case errors.Is(err, rundir.ErrReplaced): // this host slept, and hears of the other one soon
 		<-l.ctx.Done()
 		return nil, errDeposed
-	}
-	if err != nil {
-		return nil, &session.FileError{Err: err}
-	}
-	if in.History, err = rundir.ReadHistory(dir.Path()); err != nil {
-		return nil, &session.FileError{Err: err}
-	}
-	saved, err := checkpoint.List(dir.Path())
-	if err != nil {
+	default:
 		return nil, &session.FileError{Err: err}
 	}
 	// Whether one can be used is found out before the run goes back to it.

@@ -62,7 +62,7 @@ const (
 
 	// Disk is the time between two attempts to write to a full disk.
 	Disk = time.Second
-	// DirReturns is how long a host that takes over waits for a run directory that is not there.
+	// DirReturns is how long a host that takes over, or a rollback, waits for a run directory that is not there.
 	DirReturns = 10 * time.Second
 
 	// Probe is the time between two looks at hosts without a connection.

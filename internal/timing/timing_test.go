@@ -134,7 +134,7 @@ var rows = []row{
 		{"Stacks", 2, false, "writing stacks takes little of it"},
 	}},
 	{"Disk", "between two attempts to write to a full disk", "fixed", fixed(Disk), nil},
-	{"DirReturns", "for a run directory that is not there when a host takes over", "fixed", fixed(DirReturns), nil},
+	{"DirReturns", "for a run directory that is not there when a host takes over, or at a rollback", "fixed", fixed(DirReturns), nil},
 	{"ArchiveEnd", "the end of a run waits for its last checkpoint to reach the target", "fixed", fixed(ArchiveEnd), nil},
 	{"Probe", "between two looks at hosts without a connection", "fixed", fixed(Probe), nil},
 	{"Retry", "between two attempts to reach the leader", "fixed", fixed(Retry), nil},

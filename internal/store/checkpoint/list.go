@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"slices"
 
@@ -20,13 +21,14 @@ type Entry struct {
 
 // List returns the checkpoints of the run directory dir, newest first. It does not read the files of shards.
 func List(dir string) ([]Entry, error) {
-	steps, err := listSteps(dir)
+	run, steps, err := openSteps(dir)
 	if err != nil {
 		return nil, err
 	}
+	defer run.Close()
 	var entries []Entry
 	for _, step := range steps {
-		r, err := Open(dir, step)
+		r, err := openOf(run, step)
 		e := Entry{Step: step}
 		if err == nil {
 			m := r.Manifest()
@@ -44,13 +46,14 @@ func List(dir string) ([]Entry, error) {
 // verified; and what was wrong with those newer than it, newest first. Those that were never finished are among
 // these, as [ErrUnfinished]. Without one the error is [ErrNone].
 func Newest(ctx context.Context, dir string, of rundir.Eras) (*Reader, []*Error, error) {
-	steps, err := listSteps(dir)
+	run, steps, err := openSteps(dir)
 	if err != nil {
 		return nil, nil, err
 	}
+	defer run.Close()
 	var refused []*Error
 	for _, step := range steps {
-		r, err := Open(dir, step)
+		r, err := openOf(run, step)
 		if err == nil {
 			if err = r.of(of); err == nil {
 				err = r.Verify(ctx)
@@ -168,23 +171,30 @@ func examine(ctx context.Context, dir string, step int, deep bool) (Manifest, er
 
 // listSteps returns the steps that have a directory, newest first.
 func listSteps(dir string) ([]int, error) {
-	run, err := rundir.OpenRoot(dir)
+	run, steps, err := openSteps(dir)
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint: %w", err)
+		return nil, err
 	}
-	defer run.Close()
+	return steps, run.Close()
+}
+
+// openSteps opens a run directory, and returns the steps that have a directory in it, newest first.
+func openSteps(dir string) (run *os.Root, steps []int, err error) {
+	if run, err = rundir.OpenRoot(dir); err != nil {
+		return nil, nil, fmt.Errorf("checkpoint: %w", err)
+	}
 	entries, err := rundir.ReadRoot(run, folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("checkpoint: %w", err)
+		_ = run.Close()
+		return nil, nil, fmt.Errorf("checkpoint: %w", err)
 	}
-	var steps []int
 	for _, e := range entries {
 		if step, ok := parseStep(e.Name()); ok && e.IsDir() {
 			steps = append(steps, step)
 		}
 	}
 	slices.SortFunc(steps, func(a, b int) int { return b - a })
-	return steps, nil
+	return run, steps, nil
 }
 
 // remove removes a checkpoint, its manifest first: half of one must not look whole.

@@ -127,6 +127,20 @@ func Open(dir string, step int) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
+	return openIn(root, step)
+}
+
+// openOf is [Open] for a run directory that is open: whatever has its place by now.
+func openOf(run *os.Root, step int) (*Reader, error) {
+	root, err := run.OpenRoot(stepDir(step))
+	if err != nil {
+		return nil, unreadable(stepDir(step), err)
+	}
+	return openIn(root, step)
+}
+
+// openIn is [Open] for the directory of a step, which it closes in the end.
+func openIn(root *os.Root, step int) (*Reader, error) {
 	m, err := readManifest(root, step)
 	if err != nil {
 		root.Close()

@@ -68,23 +68,57 @@ type Part struct {
 
 // Copier finds what another host's copies of the records in a directory lack.
 type Copier struct {
-	dir  string
+	open func(name string) (source, error)
 	has  map[string]int64       // bytes of each line file that the other host has
 	seen map[string]fs.FileInfo // of whole files that the other host has
 }
 
-// NewCopier returns the copier for a host whose copies have these marks. What differs is copied again from its beginning.
+// source is an open file that is copied.
+type source interface {
+	io.ReaderAt
+	io.Closer
+	Stat() (fs.FileInfo, error)
+}
+
+// keptOpen is a record that is open for as long as its run.
+type keptOpen struct{ lineFile }
+
+func (keptOpen) Close() error { return nil }
+
+// NewCopier returns the copier for a host whose copies of the records in dir have these marks. What differs is copied again from its beginning.
 func NewCopier(dir string, marks []Mark) *Copier {
-	c := &Copier{dir: dir, has: make(map[string]int64), seen: make(map[string]fs.FileInfo)}
+	return newCopier(func(name string) (source, error) { return Open(filepath.Join(dir, name)) }, marks)
+}
+
+// Copier is [NewCopier] for the directory of a run that this process leads. The records are the run's whatever has the place of the directory by then.
+func (d *Dir) Copier(marks []Mark) *Copier { return newCopier(d.openRecord, marks) }
+
+func (d *Dir) openRecord(name string) (source, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if f := d.lines[name]; f != nil {
+		return keptOpen{f}, nil
+	}
+	if f := d.held[name]; f != nil {
+		return keptOpen{f}, nil
+	}
+	if d.gone != nil {
+		return nil, d.gone
+	}
+	return Open(d.File(name))
+}
+
+func newCopier(open func(name string) (source, error), marks []Mark) *Copier {
+	c := &Copier{open: open, has: make(map[string]int64), seen: make(map[string]fs.FileInfo)}
 	for _, m := range marks {
 		if !slices.Contains(copied, m.Name) {
 			continue
 		}
-		f, err := Open(filepath.Join(dir, m.Name))
+		f, err := open(m.Name)
 		if err != nil {
 			continue
 		}
-		if size, s, err := sum(io.LimitReader(f, max(m.Size, 0))); err == nil && size == m.Size && s == m.Sum {
+		if size, s, err := sum(io.NewSectionReader(f, 0, max(m.Size, 0))); err == nil && size == m.Size && s == m.Sum {
 			if info, err := f.Stat(); err == nil && info.Size() == size {
 				c.seen[m.Name] = info
 			}
@@ -111,27 +145,34 @@ func (c *Copier) Next(limit int) (parts []Part, err error) {
 }
 
 func (c *Copier) whole(name string, _ int) (p Part, more bool, err error) {
-	path := filepath.Join(c.dir, name)
-	info, err := os.Stat(path)
+	f, err := c.open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, false, nil
 	}
 	if err != nil {
 		return p, false, err
 	}
-	if was := c.seen[name]; was != nil && os.SameFile(was, info) && was.ModTime().Equal(info.ModTime()) {
-		return p, false, nil
-	}
-	text, err := readAtMost(path, maxWhole)
+	defer f.Close()
+	info, err := f.Stat()
 	if err != nil {
 		return p, false, err
 	}
+	if was := c.seen[name]; was != nil && os.SameFile(was, info) && was.ModTime().Equal(info.ModTime()) {
+		return p, false, nil
+	}
+	if info.Size() > maxWhole {
+		return p, false, fmt.Errorf("%s has more than %d MiB", name, maxWhole>>20)
+	}
+	p = Part{Name: name, Data: make([]byte, info.Size())}
+	if _, err := f.ReadAt(p.Data, 0); err != nil {
+		return p, false, fmt.Errorf("%s: %w", name, cause(err))
+	}
 	c.seen[name] = info
-	return Part{Name: name, Data: text}, true, nil
+	return p, true, nil
 }
 
 func (c *Copier) lines(name string, limit int) (p Part, more bool, err error) {
-	f, err := Open(filepath.Join(c.dir, name))
+	f, err := c.open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, false, nil
 	}
@@ -212,6 +253,15 @@ func Keep(dir string, p Part) error {
 	return errors.Join(err, f.Close())
 }
 
+// Takes returns why nothing can be written to the copy of a record.
+func Takes(dir, name string) error {
+	f, err := openFile(filepath.Join(dir, name), os.O_CREATE|os.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
 // Again makes a directory with copies again after it was removed, or a file in it, which err is of. It reports false where that is not the cause.
 func Again(dir string, err error) bool {
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrNoRecord) {
@@ -224,11 +274,7 @@ func Again(dir string, err error) bool {
 // case that its copy has not arrived, or that of what the run was before it was changed.
 func Inherit(dir string, job []byte) error {
 	for _, name := range lineFiles {
-		f, err := openFile(filepath.Join(dir, name), os.O_CREATE|os.O_WRONLY)
-		if err == nil {
-			err = f.Close()
-		}
-		if err != nil {
+		if err := Takes(dir, name); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package rundir
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"os"
@@ -438,5 +439,47 @@ func TestRemovedLogs(t *testing.T) {
 	}
 	if err := f.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Other hosts' copies are of the run's own files, whatever has the place of its directory.
+func TestCopiesOfACoveredDirectory(t *testing.T) {
+	for name, cover := range map[string]func(path string) error{
+		"a file": func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"another run": func(path string) error {
+			return errors.Join(os.Mkdir(path, 0o700), os.WriteFile(filepath.Join(path, "job.json"), []byte("{}"), 0o600),
+				os.WriteFile(filepath.Join(path, metrics), []byte("{}\n"), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, parent := removable(t)
+			to := t.TempDir()
+			c := d.Copier(nil)
+			copyAll(t, c, to, 10)
+			if err := errors.Join(os.Rename(d.Path(), filepath.Join(parent, "away")), cover(d.Path())); err != nil {
+				t.Fatal(err)
+			}
+			job, err := os.ReadFile(filepath.Join(parent, "away", "job.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var removed *RemovedError
+			if err := d.AddMetrics(Metrics{Step: 4}); !errors.As(err, &removed) || removed.Err == nil {
+				t.Fatalf("%v", err)
+			}
+			for again := range 2 {
+				parts, _ := c.Next(1 << 20)
+				for _, p := range parts {
+					if err := Keep(to, p); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if text, err := os.ReadFile(filepath.Join(to, "job.json")); err != nil || !bytes.Equal(text, job) || lineCount(t, filepath.Join(to, metrics)) != 4 {
+					t.Errorf("%d: %v, job %s, %d lines of metrics", again, err, text, lineCount(t, filepath.Join(to, metrics)))
+				}
+				c = d.Copier(nil) // for a host that links later
+			}
+			_ = d.Close() // it has no directory
+		})
 	}
 }
