@@ -418,6 +418,11 @@ func TestTraceCommand(t *testing.T) {
 		return stdout
 	}
 	text := run("--perfetto", "out.json")
+	over := launch(t, "trace", "run", "--perfetto", "run/traces.jsonl")
+	over.Dir = cmd.Dir
+	if status, _, stderr := result(t, over); status != 2 || !strings.Contains(stderr, "--perfetto run/traces.jsonl: the run's own file; give another name") {
+		t.Errorf("%d: %s", status, stderr)
+	}
 	for _, want := range []string{"recovery in step 4: ", "  worker 2 exited: signal: killed\n", "  detect ", "  resume ", "█", "slowest worker: "} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)

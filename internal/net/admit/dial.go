@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -78,6 +79,9 @@ func dial(ctx context.Context, connect dialer, t Ticket, request []byte) ([]byte
 		if err != nil {
 			err = context.Cause(ctx)
 		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("it ended the connection without an answer; the run may be over: %w", err)
 	}
 	if err != nil {
 		return nil, c.RemoteAddr(), fmt.Errorf("admit: %s: %w", c.RemoteAddr(), err)

@@ -229,9 +229,8 @@ func (s *state) verdict() string {
 	if sum.StoppedBy == "" {
 		return fmt.Sprintf("done: %s in %s", plan.Count(sum.Steps, "step"), took)
 	}
-	of := "?"
-	if s.run != nil {
-		of = strconv.Itoa(s.run.Job.Steps)
+	if s.run == nil { // this host has not been told of the job
+		return fmt.Sprintf("ended after %s: %s", plan.Count(sum.Steps, "step"), sum.StoppedBy)
 	}
-	return fmt.Sprintf("ended after %d of %s steps: %s", sum.Steps, of, sum.StoppedBy)
+	return fmt.Sprintf("ended after %d of %s: %s", sum.Steps, plan.Count(s.run.Job.Steps, "step"), sum.StoppedBy)
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -167,6 +168,12 @@ func examine(ctx context.Context, dir string, step int, deep bool) (Manifest, er
 		}
 	}
 	return r.Manifest(), nil
+}
+
+// IsRemoved reports whether a checkpoint that was whole has been removed since: its manifest goes first.
+func IsRemoved(dir string, step int) bool {
+	_, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(stepDir(step)), manifestName))
+	return rundir.IsMissing(err)
 }
 
 // listSteps returns the steps that have a directory, newest first.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -183,6 +184,27 @@ func create(path string, again bool) (*Dir, error) {
 var files = []string{
 	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "deliveries.jsonl", "skips.jsonl", "traces.jsonl", "summary.json",
 	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "first", "checkpoints", "ui-token", AttachName,
+}
+
+// IsRecord reports whether a path is that of a file which a run has written, or would write, to its directory dir.
+func IsRecord(dir, path string) bool {
+	rest, err := filepath.Rel(resolve(dir), filepath.Join(resolve(filepath.Dir(path)), filepath.Base(path)))
+	if err != nil {
+		return false
+	}
+	first, _, _ := strings.Cut(rest, string(filepath.Separator))
+	return slices.Contains(files, first) || first == "lock"
+}
+
+// resolve returns a path without links, as far as it is there.
+func resolve(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		path = abs
+	}
+	if resolved, err := filepath.EvalSymlinks(path); err == nil {
+		return resolved
+	}
+	return path
 }
 
 // AttachName is the link to the socket at which the launcher of a run shows it.

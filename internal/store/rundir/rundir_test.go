@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -128,6 +127,14 @@ func TestWhatWasThereStays(t *testing.T) {
 	}
 }
 
+// filling is a file on a disk that has room for 10 bytes.
+type filling struct{ lineFile }
+
+func (f filling) Write(b []byte) (int, error) {
+	n, err := f.lineFile.Write(b[:min(len(b), 10)])
+	return n, errors.Join(err, unix.ENOSPC)
+}
+
 // A disk that is full in the middle of a line leaves whole lines.
 func TestLinesAreWholeAfterAShortWrite(t *testing.T) {
 	d := mustCreate(t, filepath.Join(t.TempDir(), "run"))
@@ -135,19 +142,8 @@ func TestLinesAreWholeAfterAShortWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := read(t, d, "events.jsonl")
-	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
-		t.Fatal(err)
-	}
-	signal.Ignore(unix.SIGXFSZ)
-	defer signal.Reset(unix.SIGXFSZ)
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: uint64(len(before) + 10), Max: old.Max}); err != nil {
-		t.Fatal(err)
-	}
-	err := d.AddEvent(Event{Time: Time{noon}, Kind: "end"})
-	if e := unix.Setrlimit(unix.RLIMIT_FSIZE, &old); e != nil {
-		t.Fatal(e)
-	}
+	d.lines[events] = filling{d.lines[events]}
+	err := d.writeLine(events, []byte(`{"kind":"end"}`))
 	if err == nil {
 		t.Error("a line was written to a full disk")
 	}
@@ -308,5 +304,21 @@ func TestFiles(t *testing.T) {
 	}
 	if err := d.AddMetrics(Metrics{}); err == nil {
 		t.Error("a line was written after Close")
+	}
+}
+
+func TestIsRecord(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	link := dir + "-link"
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Symlink(dir, link)); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{
+		filepath.Join(dir, "traces.jsonl"): true, filepath.Join(link, "lock"): true, filepath.Join(dir, "checkpoints", "x"): true,
+		filepath.Join(dir, "traces.json"): false, dir + ".json": false, filepath.Join(dir, "..", "traces.jsonl"): false,
+	} {
+		if got := IsRecord(link, path); got != want {
+			t.Errorf("%s: %v", path, got)
+		}
 	}
 }

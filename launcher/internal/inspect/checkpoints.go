@@ -145,9 +145,13 @@ func Checkpoints(ctx context.Context, dir string, check bool) ([]Saved, error) {
 				}
 			}
 			if check {
-				if err := verify(ctx, dir, e.Step); err == nil {
+				err := verify(ctx, dir, e.Step)
+				switch {
+				case err == nil:
 					c.State = "verified"
-				} else if !errors.As(err, &e.Err) {
+				case checkpoint.IsRemoved(dir, e.Step): // its run needs it no longer
+					continue
+				case !errors.As(err, &e.Err):
 					return nil, err
 				}
 			}

@@ -42,6 +42,9 @@ With --perfetto, it also writes a file for https://ui.perfetto.dev: a track for 
 				return cli.Fail(err)
 			}
 			if perfetto != "" {
+				if rundir.IsRecord(r.Path, perfetto) {
+					return fmt.Errorf("--perfetto %s: the run's own file; give another name", perfetto)
+				}
 				if err := writePerfetto(perfetto, spans); err != nil {
 					return cli.Fail(err)
 				}

@@ -387,7 +387,7 @@ class Flaky(torch.utils.data.Dataset):
         self.failed = set()
 
     def __len__(self):
-        return 8
+        return 40  # more of them fail than one read is tried again
 
     def __getitem__(self, i):
         if i % 3 == 0 and i not in self.failed:
@@ -400,9 +400,12 @@ class TestTransientErrors(unittest.TestCase):
     def test_read_again(self):
         _describe.PAUSES, pauses = (0, 0, 0, 0), _describe.PAUSES
         self.addCleanup(setattr, _describe, "PAUSES", pauses)
-        flaky, steady = Flaky(), Flaky()
-        steady.failed.update(range(8))
-        self.assertEqual(_describe.Source(flaky, "data").sha256(), _describe.Source(steady, "data").sha256())
+        collate = torch.utils.data.default_collate
+        for make in (_describe.Source, lambda data, what: _describe.Collated(data, what, collate, 8)):
+            for read in (lambda s: s.sha256(), lambda s: [[t.tolist() for t in side] for side in s.batch(30)]):
+                flaky, steady = Flaky(), Flaky()
+                steady.failed.update(range(40))
+                self.assertEqual(read(make(flaky, "data")), read(make(steady, "data")))
         torn = Flaky()
         torn.failed = ()  # so that each read of them fails
         with self.assertRaises(AttributeError):

@@ -203,22 +203,22 @@ class Source:
         return parts.unpack(rows.view(torch.float32)) if parts.many else [rows.to(parts.types[0])]
 
     @again
+    def seeded(self, index, number):
+        """Returns pair(index) as it is after seed(number)."""
+        seed(number)
+        return self.pair(index)
+
     def batch(self, count):
         """Returns the first samples as a micro-batch."""
-        pairs = []
-        for i in range(count):
-            seed(i)
-            pairs.append(self.pair(i % len(self.data)))
+        pairs = [self.seeded(i % len(self.data), i) for i in range(count)]
         return [[torch.stack(ts).contiguous() for ts in zip(*(p[side] for p in pairs))] for side in (0, 1)]
 
-    @again
     def sha256(self, most=256):
         """Returns a hash of the length and of evenly spaced samples."""
         n = len(self.data)
         digest = hashlib.sha256(f"{n}\n".encode())
         for i in range(min(n, most)):
-            seed(i)
-            for tensors in self.pair(i * n // min(n, most)):
+            for tensors in self.seeded(i * n // min(n, most), i):
                 for t in tensors:
                     digest.update(raw(t))
         return digest.hexdigest()
@@ -298,15 +298,24 @@ class Collated(Source):
         return [[t.contiguous() for t in tensors] for tensors, _ in sides]
 
     @again
-    def batch(self, count):
-        return self.make(self.keys(count))
+    def keep(self, key):
+        """Reads a sample for the next micro-batch."""
+        self.kept[key] = self.read(key)
 
-    @again
+    def made_of(self, keys):
+        """Returns inputs and targets of a micro-batch of samples that are read now."""
+        for key in keys:
+            self.keep(key)
+        return self.make(keys)
+
+    def batch(self, count):
+        return self.made_of(self.keys(count))
+
     def sha256(self, most=256):
         n = len(self.data)
         digest = hashlib.sha256(f"{n}\n".encode())
         for i in range(min(n, most)):
-            for tensors in self.make([(self.number, i * n // min(n, most), i)]):
+            for tensors in self.made_of([(self.number, i * n // min(n, most), i)]):
                 digest.update(digest_of(tensors))
         return digest.hexdigest()
 
