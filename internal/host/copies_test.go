@@ -183,13 +183,20 @@ func TestCopiesWhereNoneAreTaken(t *testing.T) {
 func TestUntilDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "run")
+		noted := 0
+		post := func(e session.Event) bool {
+			if _, ok := e.(session.Noted); ok {
+				noted++
+			}
+			return true
+		}
 		begun := time.Now()
-		if v := verifyFiles(t.Context(), dir, rundir.Only("p"), session.Propose{}); v.Err == nil || time.Since(begun) != timing.DirReturns {
+		if v := verifyFiles(t.Context(), dir, rundir.Only("p"), session.Propose{}, post); v.Err == nil || time.Since(begun) != timing.DirReturns {
 			t.Errorf("%+v after %v", v, time.Since(begun))
 		}
 		time.AfterFunc(3*time.Second/2, func() { _ = os.Mkdir(dir, 0o700) })
-		if v := verifyFiles(t.Context(), dir, rundir.Only("p"), session.Propose{}); v.Err != nil || v.Step != 0 {
-			t.Errorf("%+v", v)
+		if v := verifyFiles(t.Context(), dir, rundir.Only("p"), session.Propose{}, post); v.Err != nil || v.Step != 0 || noted != 2 {
+			t.Errorf("%+v, said %d times", v, noted)
 		}
 	})
 }

@@ -81,7 +81,7 @@ func (r *run) do(e session.Effect) error {
 			r.gatherShards(e)
 			return nil
 		}
-		r.others.Go(func() { r.post(verifyFiles(r.talking, r.dir.Path(), e.Of, e.Propose)) })
+		r.others.Go(func() { r.post(verifyFiles(r.talking, r.dir.Path(), e.Of, e.Propose, r.post)) })
 	case session.ProposeSkip:
 		r.log.skip(e.Question)
 	case session.Balance:
@@ -252,14 +252,16 @@ func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest, keep ch
 }
 
 // verifyFiles finds the newest whole checkpoint before a plan that goes on from one is proposed.
-func verifyFiles(ctx context.Context, dir string, of rundir.Eras, p session.Propose) session.CheckpointVerified {
+func verifyFiles(ctx context.Context, dir string, of rundir.Eras, p session.Propose, post func(session.Event) bool) session.CheckpointVerified {
 	v := session.CheckpointVerified{Propose: p}
 	var r *checkpoint.Reader
 	var refused []*checkpoint.Error
 	err := untilDisk(ctx, func() (err error) {
 		r, refused, err = checkpoint.Newest(ctx, dir, of)
 		return err
-	}, nil)
+	}, func(err error) {
+		post(session.Noted{Text: "waits until the checkpoints can be read: " + session.OneLine(err.Error())})
+	})
 	for _, fault := range refused {
 		if !errors.Is(fault, checkpoint.ErrUnfinished) {
 			v.Refused = append(v.Refused, session.OneLine(fault.Error())+"; the checkpoint is not used")
@@ -278,11 +280,11 @@ func verifyFiles(ctx context.Context, dir string, of rundir.Eras, p session.Prop
 // untilDisk repeats what needs the disk until it is done, the error is none that may pass, or ctx ends; waits gets the first one. A directory that
 // was moved or covered may come back, too, for some time. One that was removed does not: what was in it is open in its leader.
 func untilDisk(ctx context.Context, do func() error, waits func(error)) error {
-	err := do()
+	err, said := do(), false
 	for begun := time.Now(); platform.MayPass(err) || rundir.IsMissing(err) && time.Since(begun) < timing.DirReturns; err = do() {
-		if waits != nil {
+		if !said {
 			waits(err)
-			waits = nil
+			said = true
 		}
 		select {
 		case <-time.After(timing.Disk):
