@@ -281,7 +281,8 @@ func verifyFiles(ctx context.Context, dir string, of rundir.Eras, p session.Prop
 // was moved or covered may come back, too, for some time. One that was removed does not: what was in it is open in its leader.
 func untilDisk(ctx context.Context, do func() error, waits func(error)) error {
 	err, said := do(), false
-	for begun := time.Now(); platform.MayPass(err) || rundir.IsMissing(err) && time.Since(begun) < timing.DirReturns; err = do() {
+	away := func() bool { return rundir.IsMissing(err) || errors.Is(err, rundir.ErrNoRun) }
+	for begun := time.Now(); platform.MayPass(err) || away() && time.Since(begun) < timing.DirReturns; err = do() {
 		if !said {
 			waits(err)
 			said = true

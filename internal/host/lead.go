@@ -271,7 +271,7 @@ func (l *lead) inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, 
 	ForgetSocket(dir.Path())
 	by := rundir.Leader{Generation: state.Generation, Term: l.term}
 	var saved []checkpoint.Entry
-	err = untilDisk(l.ctx, func() (err error) {
+	read := func() (err error) {
 		if l.relay.copies != nil {
 			err = l.relay.copies.takeOver(l.term, state.Job.Data)
 		}
@@ -285,11 +285,18 @@ func (l *lead) inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, 
 			saved, err = checkpoint.List(dir.Path())
 		}
 		return err
-	}, func(err error) {
+	}
+	say := func(text string, err error) {
 		if l.c.Waits != nil {
-			l.c.Waits(fmt.Sprintf("%s leads, and waits until the run directory can be written: %s", l.c.self().Name, session.OneLine(err.Error())))
+			l.c.Waits(fmt.Sprintf("%s leads, %s: %s", l.c.self().Name, text, session.OneLine(err.Error())))
 		}
-	})
+	}
+	err = untilDisk(l.ctx, read, func(err error) { say("and waits until the run directory can be written", err) })
+	if was := err; was != nil && l.ctx.Err() == nil && !errors.Is(was, rundir.ErrReplaced) && rundir.Remake(dir.Path(), state.Job.Data) == nil {
+		if err = read(); err == nil {
+			say("and has made records again that were lost", was)
+		}
+	}
 	switch {
 	case err == nil:
 	case l.ctx.Err() != nil:

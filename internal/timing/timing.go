@@ -84,7 +84,8 @@ const (
 	// further failure, up to MaxRedials times itself.
 	Redial     = 10 * time.Millisecond
 	MaxRedials = 32
-	// Handshake bounds the time from a new connection to its welcome, and for each part of a checkpoint between hosts.
+	// Handshake bounds the time from a new connection to its welcome, and for each part of a checkpoint between hosts. It is how long dialling
+	// a worker fails before that is told, where there never was a link.
 	Handshake = 5 * time.Second
 	// KeepAlive is the idle time after which TCP probes a connection.
 	KeepAlive = 15 * time.Second

@@ -296,3 +296,16 @@ func Inherit(dir string, job []byte) error {
 	}
 	return WriteFile(path, job)
 }
+
+// Remake makes again what was removed of a run's records, or is damaged, while no process had them open: job.json, by the job that was agreed, and line files,
+// without lines. The error is [ErrInUse], wrapped, if the directory has another run.
+func Remake(dir string, job []byte) error {
+	var is Job
+	if err := json.Unmarshal(job, &is); err != nil {
+		return fmt.Errorf("%s %w", dir, ErrNoRun)
+	}
+	if err := is.Eras().Own(dir); err != nil {
+		return err
+	}
+	return Inherit(dir, job)
+}

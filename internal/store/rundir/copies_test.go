@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -112,5 +113,45 @@ func TestInherit(t *testing.T) {
 	}
 	if text, _ := os.ReadFile(filepath.Join(dir, "job.json")); string(text) != `{"program":"p"}` {
 		t.Errorf("job.json: %s", text)
+	}
+}
+
+// What is removed or damaged while no process has it open is made again from what was agreed, and another run's directory is left alone.
+func TestRemake(t *testing.T) {
+	job := []byte(`{"program":"p","steps":9}`)
+	for name, text := range map[string]string{"job.json": "", events: "", "job.json ": "{"} {
+		dir := t.TempDir()
+		if err := Inherit(dir, job); err != nil {
+			t.Fatal(err)
+		}
+		write(t, dir, metrics, `{"step":1}`+"\n")
+		if name = strings.TrimSpace(name); text == "" {
+			if err := os.Remove(filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			write(t, dir, name, text)
+		}
+		if err := Remake(dir, job); err != nil {
+			t.Fatal(err)
+		}
+		d := Attach(dir, dir, false)
+		if err := errors.Join(d.Resume(Leader{}), d.AddMetrics(Metrics{Step: 2}), d.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if h, err := ReadHistory(dir); err != nil || h.Job.Steps != 9 {
+			t.Errorf("%s: %+v, %v", name, h.Job, err)
+		}
+		if n := lineCount(t, filepath.Join(dir, metrics)); n != 2 {
+			t.Errorf("%s: %d lines of 2 steps", name, n)
+		}
+	}
+	other := t.TempDir()
+	write(t, other, "job.json", `{"program":"q"}`)
+	if err := Remake(other, job); !errors.Is(err, ErrInUse) {
+		t.Errorf("another run's: %v", err)
+	}
+	if err := Remake(t.TempDir(), nil); !errors.Is(err, ErrNoRun) {
+		t.Errorf("nothing is agreed: %v", err)
 	}
 }

@@ -30,12 +30,13 @@ type recovery struct {
 	broken chan id.Session // the other ends of links that broke
 	socket sync.Once       // says that a link does not share memory
 
-	mu     sync.Mutex
-	engine *engine.Engine
-	early  []func(*engine.Engine) // messages for the next engine
-	first  bool                   // the first order is still to come; never for a worker that joins
-	order  *control.Order         // order to begin from: the first one, or one that rolls the run back
-	signal chan struct{}          // closed while order is set
+	mu      sync.Mutex
+	failing map[id.Session]time.Time // since when dialling peers fails to which there never was a link
+	engine  *engine.Engine
+	early   []func(*engine.Engine) // messages for the next engine
+	first   bool                   // the first order is still to come; never for a worker that joins
+	order   *control.Order         // order to begin from: the first one, or one that rolls the run back
+	signal  chan struct{}          // closed while order is set
 }
 
 // held returns what reports whether this worker must not enter a commit: its agent has said so, or has been silent
@@ -188,21 +189,40 @@ func (r *recovery) flip(t core.Target) {
 	}
 }
 
+// never keeps since when links to peers fail that were never up, and reports whether that of an event has failed for too long.
+func (r *recovery) never(ev comm.LinkEvent) bool {
+	if ev.Up || ev.Link > 0 || errors.Is(ev.Err, comm.ErrNotMember) {
+		delete(r.failing, ev.Peer)
+		return false
+	}
+	since, known := r.failing[ev.Peer]
+	if !known {
+		if r.failing == nil {
+			r.failing = make(map[id.Session]time.Time)
+		}
+		since = time.Now()
+		r.failing[ev.Peer] = since
+	}
+	return time.Since(since) >= timing.Handshake
+}
+
 // link reports a broken link to the engine and the agent. The goroutine of the link calls it.
 func (r *recovery) link(ev comm.LinkEvent) {
 	if ev.Socket != nil {
 		r.socket.Do(func() { complain(fmt.Errorf("the link to worker %d is a socket: %w", ev.Peer.Worker, ev.Socket)) })
 	}
-	if ev.Up || ev.Link == 0 || errors.Is(ev.Err, comm.ErrNotMember) {
-		return
-	}
 	r.mu.Lock()
-	e := r.engine
+	e, late := r.engine, r.never(ev)
 	r.mu.Unlock()
-	if e == nil {
+	if ev.Up || errors.Is(ev.Err, comm.ErrNotMember) || e == nil {
 		return
 	}
-	e.LinkLost(ev.Peer)
+	switch {
+	case ev.Link > 0:
+		e.LinkLost(ev.Peer)
+	case !late: // perhaps the other end has not come so far
+		return
+	}
 	select {
 	case r.broken <- ev.Peer:
 	default: // the agent has enough reports

@@ -1,11 +1,18 @@
 package process
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/timing"
+	"github.com/soliton-train/soliton/internal/worker/core"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
 func TestHeldWithoutAgent(t *testing.T) {
@@ -61,5 +68,61 @@ func TestOrdersToBeginFrom(t *testing.T) {
 	}
 	if len(r.early) != 1 {
 		t.Errorf("%d messages for the engine, want 1", len(r.early))
+	}
+}
+
+// A link that never opens is told of like one that breaks, once the other end has had its time to come so far.
+func TestLinkThatNeverOpens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := New(nil, Self{})
+		r := &w.recovery
+		r.engine = new(engine.Engine)
+		peer := id.Session{Worker: 1}
+		reported := func(ev comm.LinkEvent) bool {
+			r.link(ev)
+			select {
+			case s := <-r.broken:
+				return s == peer
+			default:
+				return false
+			}
+		}
+		never := comm.LinkEvent{Peer: peer, Err: errors.New("no answer")}
+		for range 2 {
+			if reported(never) {
+				t.Error("the first failure is reported")
+			}
+			time.Sleep(timing.Handshake - time.Millisecond)
+			if reported(never) {
+				t.Error("reported early")
+			}
+			time.Sleep(time.Millisecond)
+			for range 2 {
+				if !reported(never) {
+					t.Error("not reported")
+				}
+			}
+			if reported(comm.LinkEvent{Peer: peer, Up: true, Link: 1}) {
+				t.Error("reported when it is up")
+			}
+		}
+	})
+}
+
+// A worker that is released ends what it is at, which may wait for what does not come any more, and nothing after that.
+func TestReleasedWithinAStep(t *testing.T) {
+	w := New(nil, Self{})
+	until, end := w.untilReleased(t.Context())
+	close(w.release)
+	<-until.Done()
+	if end(); !errors.Is(context.Cause(until), core.ErrLeft) {
+		t.Error(context.Cause(until))
+	}
+	w = New(nil, Self{})
+	until, end = w.untilReleased(t.Context())
+	end()
+	close(w.release)
+	if errors.Is(context.Cause(until), core.ErrLeft) {
+		t.Error("a release after the last step ends it")
 	}
 }

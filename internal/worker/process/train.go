@@ -163,18 +163,14 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	defer w.recovery.leave()
 	w.recovery.enter(e)
 	done := control.Done{Steps: order.Passed.Step}
-	if err := w.begin(ctx, j, e, &done); err != nil {
-		return w.left(ctx, j, w.recovery.cause(err))
+	working, end := w.untilReleased(ctx)
+	defer end() // after a panic
+	err = w.work(working, j, e, &done, start)
+	gone := errors.Is(context.Cause(working), core.ErrLeft)
+	if end(); gone {
+		return w.left(ctx, j, core.ErrLeft)
 	}
-	for done.Steps < j.Steps && done.StoppedBy == "" {
-		if err := w.trainStep(ctx, j, e, start.Shift, &done); err != nil {
-			return w.left(ctx, j, w.recovery.cause(err))
-		}
-	}
-	if done.Steps == j.Steps {
-		done.StoppedBy = ""
-	}
-	if err = w.keep(ctx, j, e, &done, start); err != nil {
+	if err != nil {
 		return w.left(ctx, j, w.recovery.cause(err))
 	}
 	done.Worker = rundir.Worker{ID: int(me.ID), Incarnation: me.Incarnation, Layers: j.Params.Held()}
@@ -206,24 +202,47 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	})
 }
 
-// begin waits until the worker has a part in the run. A worker that joins takes
-// part in what follows the last commit: the evaluation, and the report of the step,
-// for it may be the only one left that knows the step.
-func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *control.Done) error {
-	waiting, cancel := context.WithCancelCause(ctx)
+// untilReleased returns a context that ends with [core.ErrLeft] when the agent releases this worker: the run goes on without it, and what it may be
+// waiting for does not come. end is to be called before a release means something else.
+func (w *Worker) untilReleased(ctx context.Context) (until context.Context, end func()) {
+	until, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		select {
 		case <-w.release:
-			cancel(core.ErrLeft) // the run ends without it
-		case <-waiting.Done():
+			cancel(core.ErrLeft)
+		case <-until.Done():
 		}
 	})
-	defer watch.Wait()
-	defer cancel(nil)
-	at, committed, err := e.Begun(waiting)
+	return until, func() {
+		cancel(nil)
+		watch.Wait()
+	}
+}
+
+// work does this worker's part of all steps, and of what the run keeps of them.
+func (w *Worker) work(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, start control.Start) error {
+	if err := w.begin(ctx, j, e, done); err != nil {
+		return err
+	}
+	for done.Steps < j.Steps && done.StoppedBy == "" {
+		if err := w.trainStep(ctx, j, e, start.Shift, done); err != nil {
+			return err
+		}
+	}
+	if done.Steps == j.Steps {
+		done.StoppedBy = ""
+	}
+	return w.keep(ctx, j, e, done, start)
+}
+
+// begin waits until the worker has a part in the run. A worker that joins takes
+// part in what follows the last commit: the evaluation, and the report of the step,
+// for it may be the only one left that knows the step.
+func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *control.Done) error {
+	at, committed, err := e.Begun(ctx)
 	if err != nil {
-		return cmp.Or(context.Cause(waiting), err)
+		return err
 	}
 	joined := at.Step > done.Steps
 	done.Steps = at.Step
