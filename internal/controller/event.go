@@ -57,11 +57,12 @@ type (
 
 	// Applied says that a worker has applied a plan. See control.Applied.
 	Applied struct {
-		Worker       plan.Worker
-		Ballot       id.Ballot
-		Version      id.Version
-		Opened       int // links
-		Edit, Resume time.Duration
+		Worker  plan.Worker
+		Ballot  id.Ballot
+		Version id.Version
+		Opened  int // links
+
+		Edit, Resume, Update time.Duration
 	}
 
 	// Late says that a timer has run out.
@@ -244,6 +245,7 @@ type Recovery struct {
 	Agree  time.Duration // until it was agreed
 	Edit   time.Duration // until the slowest worker had applied it
 	Resume time.Duration // until the last had work of it, or none left
+	Update time.Duration // the part of Edit until the last had updated its shards by the step before
 	Total  time.Duration
 
 	// Again counts (stage, micro-batch) pairs that the dead are known to have begun and

@@ -336,7 +336,7 @@ func (r *recovery) applied(now time.Time, e Applied) []Effect {
 	}
 	m.applied = true
 	r.account.Opened += e.Opened
-	r.account.Edit = max(r.account.Edit, e.Edit)
+	r.account.Edit, r.account.Update = max(r.account.Edit, e.Edit), max(r.account.Update, e.Update)
 	return r.complete(now)
 }
 

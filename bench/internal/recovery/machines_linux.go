@@ -46,8 +46,8 @@ var machineFaults = []machineFault{
 }
 
 // Machines injects faults into one of three machines that share nothing but a network, in turn into another one than the leader's and into
-// the leader's, and lists how long it was from just before the fault until all survivors had applied a plan without the machine, from the end of
-// the fault until workers of the machine were in a plan again, and by how much longer the struck step took than those before it. Every run must end
+// the leader's, and lists how long it was from just before the fault until all survivors had applied a plan without the machine, that time less what the update of the step committed
+// before took of it, from the end of the fault until workers of the machine were in a plan again, and by how much longer the struck step took than those before it. Every run must end
 // with the bits of the undisturbed one.
 func Machines(args []string) error {
 	f := flag.NewFlagSet("machines", flag.ExitOnError)
@@ -85,14 +85,14 @@ func Machines(args []string) error {
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
 	fmt.Printf("3 machines with 2 workers each, %d steps of about %.0f ms, params_sha256 %.8s; load average %s; ms\n", *steps, 12**ms, t.want.ParamsSHA256, strings.Join(strings.Fields(string(load))[:3], " "))
-	fmt.Println("     fault   place  runs  median     p95     max   back: median     p95  stall: median     p95   evicted wrongly")
+	fmt.Println("     fault   place  runs  median     p95     max   less update: median     p95   back: median     p95  stall: median     p95   evicted wrongly")
 	for name := range strings.SplitSeq(*kinds, ",") {
 		i := slices.IndexFunc(machineFaults, func(k machineFault) bool { return k.name == name })
 		if i < 0 {
 			return fmt.Errorf("-faults: %q is none of %s", name, strings.Join(append(names, "none"), ", "))
 		}
 		for place := range strings.SplitSeq(*places, ",") {
-			var took, back, stalls []float64
+			var took, less, back, stalls []float64
 			wrong := 0
 			for range *runs {
 				o, err := t.run(machineFaults[i], place == "leader")
@@ -101,18 +101,21 @@ func Machines(args []string) error {
 				}
 				if *each && o.first != nil {
 					rec := o.first
-					fmt.Printf("%18s %6.0f total %6.1f detect %6.1f query %6.1f plan %5.1f agree %5.1f edit %5.1f resume %5.1f stall %.0f\n",
-						rec.Cause, o.took[0], rec.TotalMS, rec.DetectMS, rec.QueryMS, rec.PlanMS, rec.AgreeMS, rec.EditMS, rec.ResumeMS, o.stall)
+					fmt.Printf("%18s %6.0f total %6.1f detect %6.1f query %6.1f plan %5.1f agree %5.1f edit %5.1f update %5.1f resume %5.1f stall %.0f\n",
+						rec.Cause, o.took[0], rec.TotalMS, rec.DetectMS, rec.QueryMS, rec.PlanMS, rec.AgreeMS, rec.EditMS, rec.UpdateMS, rec.ResumeMS, o.stall)
 				}
 				if *each && o.wrong > 0 {
 					for _, e := range o.events {
 						fmt.Println("    ", e.Time.Sub(o.at).Round(time.Millisecond), e.Kind, e.Host, e.Reason)
 					}
 				}
+				for _, ms := range o.took {
+					less = append(less, ms-o.first.UpdateMS)
+				}
 				took, back, wrong = append(took, o.took...), append(back, o.back...), wrong+o.wrong
 				stalls = append(stalls, o.stall...)
 			}
-			fmt.Printf("%10s %7s %5d %s %s %s %8d\n", name, place, *runs, machineTimes(took, true), machineTimes(back, false), machineTimes(stalls, false), wrong)
+			fmt.Printf("%10s %7s %5d %s %s %s %s %8d\n", name, place, *runs, machineTimes(took, true), machineTimes(less, false), machineTimes(back, false), machineTimes(stalls, false), wrong)
 		}
 	}
 	return nil

@@ -163,7 +163,7 @@ func (s *Session) report(w *worker, m control.Message) {
 	case control.Applied:
 		s.tell(controller.Applied{
 			Worker: from, Ballot: m.Ballot, Version: m.Version, Opened: max(m.Opened, 0),
-			Edit: max(m.Edit, 0), Resume: max(m.Resume, 0),
+			Edit: max(m.Edit, 0), Resume: max(m.Resume, 0), Update: max(m.Update, 0),
 		})
 		s.conclude() // every worker may have told its result while the order was on its way
 	case control.LinkLost:

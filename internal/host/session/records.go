@@ -177,7 +177,7 @@ func (s *Session) recovered(r controller.Recovery) {
 	account := rundir.Recovery{
 		Step: min(r.Step, s.job.Steps), Cause: r.Cause, DiedAt: r.How.String(),
 		DetectMS: ms(r.Detect), QueryMS: ms(r.Query), PlanMS: ms(r.Plan), AgreeMS: ms(r.Agree), EditMS: ms(r.Edit), ResumeMS: ms(r.Resume),
-		TotalMS: ms(r.Total), RecomputedMicrobatches: r.Again, LinksOpened: r.Opened,
+		TotalMS: ms(r.Total), UpdateMS: ms(r.Update), RecomputedMicrobatches: r.Again, LinksOpened: r.Opened,
 	}
 	s.records.recoveries = append(s.records.recoveries, account)
 	reason := fmt.Sprintf("%s: %s on after %.1f ms", r.Cause, plan.Count(len(s.plan.Workers), "worker"), account.TotalMS)

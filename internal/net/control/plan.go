@@ -132,7 +132,8 @@ type Applied struct {
 	Opened  int // links that were opened for it
 	// Edit is the time from the order's arrival, or from the commit that made a boundary plan live, until the plan was applied.
 	// Resume is the time from then until a task was running or ready, or none was left.
-	Edit, Resume time.Duration
+	// Update is the part of Edit until the shards here were updated by the step that was committed before.
+	Edit, Resume, Update time.Duration
 }
 
 // LinkLost says that the link to a peer is down, which is evidence about the link and not yet about either end.

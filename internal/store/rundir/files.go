@@ -276,6 +276,10 @@ type Recovery struct {
 	ResumeMS float64 `json:"resume_ms"` // until the last had a task of it, or none left
 	TotalMS  float64 `json:"total_ms"`
 
+	// UpdateMS is the part of EditMS until the last worker had updated its shards by the step that was committed before: work
+	// that is left of that step, and no more of it than without the fault.
+	UpdateMS float64 `json:"update_ms"`
+
 	// StallMS is that step's time less the median of the ten before it. It is null while it is unknown: in events.jsonl,
 	// which has the recovery before its step is committed, and where no step was committed before.
 	StallMS *float64 `json:"stall_ms"`

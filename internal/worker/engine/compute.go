@@ -511,7 +511,10 @@ func (e *Engine) update(d core.Update) {
 	sent := e.sent
 	e.sent = nil
 	e.start(taskEnded{
-		event: core.Updated{}, name: trace.Update, of: spanOf(-1, 0), take: func() { e.phase(e.updating, trace.Gather) }, // if it sends nothing
+		event: core.Updated{}, name: trace.Update, of: spanOf(-1, 0), take: func() {
+			e.updated = time.Now()
+			e.phase(e.updating, trace.Gather) // if it sends nothing
+		},
 	}, func(*taskEnded) error {
 		if err := drain(e.ctx, sent); err != nil {
 			return err

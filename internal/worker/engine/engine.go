@@ -43,6 +43,7 @@ type Engine struct {
 	queries []query // not answered
 
 	came, applied time.Time // an order came, and its plan was applied
+	updated       time.Time // the last update ended
 
 	opsCtx    context.Context // of operations of groups
 	opsCancel context.CancelFunc
@@ -296,6 +297,7 @@ func (e *Engine) perform(d core.Duty) {
 		}
 	case control.Applied:
 		d.Edit, d.Resume = e.applied.Sub(e.came), time.Since(e.applied)
+		d.Update = min(max(e.updated.Sub(e.came), 0), d.Edit)
 		e.c.Tell(d)
 	case control.Level, control.Repaired:
 		e.c.Tell(d.(control.Message))
