@@ -210,7 +210,7 @@ func (t *machineTrial) run(k machineFault, leads bool) (o machineOutcome, err er
 			return o, err
 		}
 	}
-	early := min(t.steps, 500) / 10
+	early := max(min(t.steps, 500)/10, 1)
 	step := early + t.r.IntN(early)
 	leader, victim := -1, t.r.IntN(2)
 	if !await(time.Minute, func() bool {

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -38,6 +39,9 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 		// thread; and hardly for those of other workers.
 		runtime.GOMAXPROCS(start.Threads + 2)
 		compute = append(compute, platform.ComputeThread)
+		if os.Getenv("GOGC") == "" {
+			debug.SetGCPercent(gcPercent(j.Params.Layers))
+		}
 	}
 	order, err := w.first(ctx, j, start)
 	if err != nil {
@@ -68,6 +72,18 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 			order = w.recovery.begin()
 		}
 	})
+}
+
+// gcPercent returns by how many percent memory may grow before garbage is collected: as Go has it for small models, and less the larger the
+// model is. Nearly all memory is numbers, which a collection does not look at, so that it costs as much for a large one; and a worker whose
+// shards move holds more than in a step.
+func gcPercent(layers []engine.Layer) int {
+	const small, least = 64 << 20, 20 // bytes of parameters, percent
+	size := 1
+	for i := range layers {
+		size += 4 * layers[i].Size()
+	}
+	return min(max(100*small/size, least), 100)
 }
 
 // first returns the order that the worker begins with. A worker that joins has none yet.
