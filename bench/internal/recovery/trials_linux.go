@@ -25,6 +25,7 @@ type machineStory struct {
 	name  string
 	spare int                            // machines that take no part at the beginning
 	five  bool                           // on five machines only
+	long  int                            // times as many steps as others; 0 is 1
 	flags []string                       // of launcher run
 	tell  func(*field, *rand.Rand) []int // returns the machines that are gone or have left
 }
@@ -94,11 +95,14 @@ var machineStories = []machineStory{
 		}
 		return []int{x}
 	}},
-	{name: "every machine replaced, one after the other", spare: 3, tell: func(f *field, r *rand.Rand) (gone []int) {
+	{name: "every machine replaced, one after the other", spare: 3, long: 3, tell: func(f *field, r *rand.Rand) (gone []int) {
 		for x := range f.take {
 			next := f.take + x
 			f.join(next, next-1)
-			f.until("worker of machine "+f.ms[next].Name, func() bool { return f.count(next, `"kind":"joined"`) >= 2*(x+1) })
+			// The lines of those before may be lost with a leader.
+			f.until("worker of machine "+f.ms[next].Name, func() bool {
+				return f.count(next, fmt.Sprintf(`"kind":"joined","worker":%d,`, 2*next)) > 0 && f.count(next, fmt.Sprintf(`"kind":"joined","worker":%d,`, 2*next+1)) > 0
+			})
 			f.ms[x].PowerOff()
 			gone = append(gone, x)
 			f.until("vote of machine "+f.ms[next].Name, func() bool { return f.count(next, f.ms[next].Name+" votes") > 0 })
@@ -137,13 +141,13 @@ func Trials(args []string) error {
 	if err := os.WriteFile(data, text, 0o644); err != nil {
 		return err
 	}
-	t := gptTrial{dir: l.Dir, data: data, steps: *steps}
-	t.program = []string{"--width", "64", "--heads", "4", "--context", "64", "--layers", "4", "--global-batch", "40", "--micro-batch", "2", "--steps", fmt.Sprint(*steps)}
-	if err := t.undisturbed(); err != nil {
+	t := gptTrial{dir: l.Dir, data: data, want: make(map[int]rundir.Summary)}
+	t.program = []string{"--width", "64", "--heads", "4", "--context", "64", "--layers", "4", "--global-batch", "40", "--micro-batch", "2"}
+	if _, err := t.undisturbed(*steps); err != nil {
 		return err
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
-	fmt.Printf("a GPT of 4 layers, width 64, dropout 0.1, %d steps of 40 samples, 2 workers a machine; undisturbed params_sha256 %s; load average %s\n", *steps, t.want.ParamsSHA256, strings.Join(strings.Fields(string(load))[:3], " "))
+	fmt.Printf("a GPT of 4 layers, width 64, dropout 0.1, %d steps of 40 samples, 2 workers a machine; undisturbed params_sha256 %s; load average %s\n", *steps, t.want[*steps].ParamsSHA256, strings.Join(strings.Fields(string(load))[:3], " "))
 	fmt.Println("machines  lost  joined  rollbacks  steps    params_sha256  left behind  story")
 	failed := 0
 	for size := range strings.SplitSeq(*sizes, ",") {
@@ -156,12 +160,17 @@ func Trials(args []string) error {
 				continue
 			}
 			r := rand.New(rand.NewPCG(*seed, uint64(len(s.name)+n)))
-			sum, left, err := t.run(n, s, r)
+			steps := *steps * max(1, s.long)
+			want, err := t.undisturbed(steps)
+			if err != nil {
+				return err
+			}
+			sum, left, err := t.run(n, s, steps, r)
 			equal := "equal"
-			if err == nil && (sum.ParamsSHA256 != t.want.ParamsSHA256 || sum.StateSHA256 != t.want.StateSHA256) {
+			if err == nil && (sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256) {
 				equal = "OTHER BITS"
 			}
-			if err != nil || left > 0 || equal != "equal" || sum.Steps != *steps {
+			if err != nil || left > 0 || equal != "equal" || sum.Steps != steps {
 				failed++
 			}
 			fmt.Printf("%8d %5d %7d %10d %6d %16s %12d  %s\n", n, sum.WorkersLost, sum.WorkersJoined, sum.Rollbacks, sum.Steps, equal, left, s.name)
@@ -179,18 +188,23 @@ func Trials(args []string) error {
 // gptTrial makes runs of a GPT over machines.
 type gptTrial struct {
 	dir, data string
-	steps     int
 	program   []string
-	want      rundir.Summary
+	want      map[int]rundir.Summary // of undisturbed runs, by their steps
 }
 
-func (t *gptTrial) undisturbed() error {
-	dir := filepath.Join(t.dir, "undisturbed")
-	args := append([]string{"run", "--plain", "--threads", "1", "--workers", "1", "--run-dir", dir, filepath.Join(t.dir, "gpt"), "--data", t.data}, t.program...)
-	if out, err := exec.Command(filepath.Join(t.dir, "launcher"), args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("the undisturbed run: %w\n%s", err, out)
+// undisturbed returns how an undisturbed run of so many steps ends.
+func (t *gptTrial) undisturbed(steps int) (sum rundir.Summary, err error) {
+	if sum, ok := t.want[steps]; ok {
+		return sum, nil
 	}
-	return readSummary(filepath.Join(dir, "summary.json"), &t.want)
+	dir := filepath.Join(t.dir, fmt.Sprintf("undisturbed-%d", steps))
+	args := []string{"run", "--plain", "--threads", "1", "--workers", "1", "--run-dir", dir, filepath.Join(t.dir, "gpt"), "--data", t.data, "--steps", fmt.Sprint(steps)}
+	if out, err := exec.Command(filepath.Join(t.dir, "launcher"), append(args, t.program...)...).CombinedOutput(); err != nil {
+		return sum, fmt.Errorf("the undisturbed run: %w\n%s", err, out)
+	}
+	err = readSummary(filepath.Join(dir, "summary.json"), &sum)
+	t.want[steps] = sum
+	return sum, err
 }
 
 // field is the machines of a run: the first take of them begin it.
@@ -242,7 +256,7 @@ func (f *field) said() (all string) {
 }
 
 // run tells a story on n machines. left is how many processes of the run are there after its end.
-func (t *gptTrial) run(n int, s machineStory, r *rand.Rand) (sum rundir.Summary, left int, err error) {
+func (t *gptTrial) run(n int, s machineStory, steps int, r *rand.Rand) (sum rundir.Summary, left int, err error) {
 	tb := &trial{}
 	defer func() { err = errors.Join(err, tb.end()) }()
 	spare := s.spare
@@ -256,11 +270,11 @@ func (t *gptTrial) run(n int, s machineStory, r *rand.Rand) (sum rundir.Summary,
 	f.cmds, f.outs = make([]*machines.Cmd, len(f.ms)), make([]bytes.Buffer, len(f.ms))
 	args := append([]string{"run", "--plain", "--run-dir", machineRun, "--listen", "--wait-hosts", fmt.Sprint(n), "--workers", "2", "--threads", "1"}, s.flags...)
 	args = append(args, f.ms[0].CopyIn(filepath.Join(t.dir, "gpt")), "--data", f.ms[0].CopyIn(t.data))
-	f.begin(0, append(args, t.program...)...)
+	f.begin(0, append(append(args, "--steps", fmt.Sprint(steps)), t.program...)...)
 	for i := 1; i < n; i++ {
 		f.join(i, 0)
 	}
-	step := t.steps/10 + r.IntN(t.steps/10)
+	step := steps/10 + r.IntN(steps/10)
 	f.until(fmt.Sprintf("step %d", step), func() bool {
 		text, _ := os.ReadFile(f.ms[0].Path(machineRun + "/metrics.jsonl"))
 		return leading(f.ms) >= 0 && bytes.Count(text, []byte("\n")) >= step

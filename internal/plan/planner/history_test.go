@@ -229,6 +229,9 @@ func TestHistories(t *testing.T) {
 				if n := len(p.Workers); kind != planner.Leave && (p.Degraded || p.Protected() != (n > p.Mirrors)) {
 					t.Fatalf("not protected:\n%v", &p)
 				}
+				if kind != planner.Leave {
+					holdersApart(t, &p)
+				}
 				if rapid.IntRange(0, 3).Draw(t, "a loss meanwhile") == 0 {
 					if !lost(some("lost", 1)) {
 						return

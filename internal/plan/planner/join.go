@@ -237,10 +237,10 @@ func (d *draft) giveMirrors(id id.WorkerID) {
 			if d.mirrored[to]+size/2 > fair || s.Owner == id || !fits(i) || slices.Contains(s.Mirrors, id) {
 				continue
 			}
-			home := d.host[d.index[s.Owner]]
 			for k, m := range s.Mirrors {
 				from := d.index[m]
-				if !d.stays[m] || d.mirrored[from] <= fair || d.host[to] == home && d.host[from] != home {
+				others := slices.Concat(s.Mirrors[:k], s.Mirrors[k+1:])
+				if !d.stays[m] || d.mirrored[from] <= fair || d.where(s.Owner, others, to) > d.where(s.Owner, others, from) {
 					continue
 				}
 				s.Mirrors = slices.Clone(s.Mirrors)

@@ -35,6 +35,7 @@ func TestFirstPlan(t *testing.T) {
 		if len(p.Stages) != stages || p.Micros() != micros || len(p.Workers) != n {
 			t.Fatalf("not the plan that was asked for:\n%v", &p)
 		}
+		holdersApart(t, &p)
 		slices.Reverse(ws)
 		if q := plannertest.First(t, ws, prof, stages, micros, mirrors); !reflect.DeepEqual(p, q) {
 			t.Fatalf("two plans from the same view:\n%v%v", &p, &q)
@@ -97,10 +98,28 @@ func TestSlowWorkerHasLess(t *testing.T) {
 	}
 }
 
+// holdersApart checks that the holders of every shard are on as many hosts as they can be: else two hosts that fail may have all of them.
+func holdersApart(t plantest.Fataler, p *plan.Plan) {
+	hosts := make(map[string]bool)
+	for _, w := range p.Workers {
+		hosts[w.Host] = true
+	}
+	for _, s := range p.Shards {
+		on := make(map[string]bool)
+		for _, x := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
+			w, _ := p.Worker(x)
+			on[w.Host] = true
+		}
+		if len(on) < min(len(s.Mirrors)+1, len(hosts)) {
+			t.Fatalf("%v has its owner and %d mirrors on %d of %d hosts\n%v", s, len(s.Mirrors), len(on), len(hosts), p)
+		}
+	}
+}
+
 // TestMirrorsAreSpread: no worker mirrors much more than others.
 func TestMirrorsAreSpread(t *testing.T) {
 	for _, c := range []struct{ workers, perHost, stages, mirrors int }{
-		{4, 4, 1, 1}, {4, 4, 2, 1}, {8, 4, 1, 1}, {8, 4, 2, 1}, {8, 2, 2, 2}, {6, 2, 3, 1}, {9, 3, 1, 2}, {8, 1, 8, 1},
+		{4, 4, 1, 1}, {4, 4, 2, 1}, {8, 4, 1, 1}, {8, 4, 2, 1}, {8, 2, 2, 2}, {6, 2, 3, 1}, {9, 3, 1, 2}, {8, 1, 8, 1}, {10, 2, 1, 2}, {12, 3, 2, 3}, {6, 2, 1, 4},
 	} {
 		p := plannertest.First(t, plantest.Workers(c.workers, c.perHost), plan.Profile{Layers: plantest.Model(8 * 9)}, c.stages, 16, c.mirrors)
 		mirrored := map[id.WorkerID]int{}

@@ -9,8 +9,8 @@ import (
 )
 
 // protect makes the plan in which every shard has its mirrors again, as many
-// as there are workers for. Owners stay, and so do mirrors, unless they are on
-// the owner's host and could be elsewhere. Micro-batches are rerouted over
+// as there are workers for. Owners stay, and so do mirrors, unless they share
+// a host with another holder and need not. Micro-batches are rerouted over
 // all workers.
 func (d *draft) protect() (string, error) {
 	if _, _, err := d.inherit(); err != nil {
@@ -31,9 +31,9 @@ func (d *draft) coverage() string {
 }
 
 // mirror gives every shard its mirrors and returns how many are new holders.
-// Mirrors that a shard has stay, those on other hosts than its owner first.
-// New ones are on other hosts if there are any; of these it is first one of the
-// shard's stage, then one that owns and mirrors least.
+// Mirrors are on hosts of their own, as far as there are hosts, then on other
+// hosts than the owner's. Those that a shard has stay where that allows it.
+// A new one is first of the shard's stage, then one that owns and mirrors least.
 func (d *draft) mirror() (added int) {
 	need := min(d.Mirrors, len(d.Workers)-1)
 	members := make([][]int, len(d.Stages))
@@ -49,40 +49,33 @@ func (d *draft) mirror() (added int) {
 	for i := range d.Shards {
 		s := &d.Shards[i]
 		owner := d.index[s.Owner]
-		isHome := func(w id.WorkerID) bool { return d.host[d.index[w]] == d.host[owner] }
-		away := min(need, len(d.Workers)-d.perHost[d.host[owner]])
-		home := need - away
-		atHome := 0
-		for _, m := range s.Mirrors {
-			if isHome(m) {
-				atHome++
+		var most, has [3]int // by where
+		most[away] = min(need, len(d.Workers)-d.perHost[d.host[owner]])
+		most[home] = need - most[away]
+		most[apart] = min(need, len(d.perHost)-1)
+		most[away] -= most[apart]
+		// Kept are the first ones of each kind.
+		was, kept := s.Mirrors, make([]id.WorkerID, 0, need)
+		for _, kind := range [...]where{apart, away, home} {
+			for _, m := range was {
+				if has[kind] < most[kind] && !slices.Contains(kept, m) && d.where(s.Owner, kept, d.index[m]) == kind {
+					has[kind]++
+					kept = append(kept, m)
+				}
 			}
 		}
-		if len(s.Mirrors) == need && atHome == home {
+		if len(was) == need && len(kept) == need {
 			continue
 		}
-		was := s.Mirrors
 		for _, m := range was {
 			d.mirrored[d.index[m]] -= s.Hi - s.Lo
 		}
-		// Kept are the first ones of each kind.
-		s.Mirrors = make([]id.WorkerID, 0, need)
-		for _, m := range was {
-			left := &away
-			if isHome(m) {
-				left = &home
-			}
-			if *left > 0 {
-				*left--
-				s.Mirrors = append(s.Mirrors, m)
-			}
-		}
+		s.Mirrors = keep(was, func(m id.WorkerID) bool { return slices.Contains(kept, m) })
 		stage := members[d.StageOf(s.Layer)]
-		for range away {
-			added += d.addMirror(i, stage, all, false)
-		}
-		for range home {
-			added += d.addMirror(i, stage, all, true)
+		for kind := range most {
+			for range most[kind] - has[kind] {
+				added += d.addMirror(i, stage, all, where(kind))
+			}
 		}
 		for _, m := range s.Mirrors {
 			d.mirrored[d.index[m]] += s.Hi - s.Lo
@@ -91,13 +84,32 @@ func (d *draft) mirror() (added int) {
 	return added
 }
 
-// addMirror adds a mirror on the owner's host or on another one. There is a
-// worker for it. It returns 1 if that is a new holder.
-func (d *draft) addMirror(i int, stage, all []int, home bool) int {
+// where says on which host a mirror is.
+type where int
+
+const (
+	apart where = iota // on one of its own
+	away               // on one with a mirror, but not the owner's
+	home               // on the owner's
+)
+
+// where returns where worker w is to a shard with these holders.
+func (d *draft) where(owner id.WorkerID, mirrors []id.WorkerID, w int) where {
+	switch {
+	case d.host[w] == d.host[d.index[owner]]:
+		return home
+	case slices.ContainsFunc(mirrors, func(m id.WorkerID) bool { return d.host[d.index[m]] == d.host[w] }):
+		return away
+	}
+	return apart
+}
+
+// addMirror adds a mirror of a kind, for which there is a worker. It returns 1 if that is a new holder.
+func (d *draft) addMirror(i int, stage, all []int, kind where) int {
 	s := &d.Shards[i]
 	owner := d.index[s.Owner]
 	fits := func(w int) bool {
-		return w != owner && (d.host[w] == d.host[owner]) == home && !slices.Contains(s.Mirrors, d.Workers[w].ID)
+		return w != owner && !slices.Contains(s.Mirrors, d.Workers[w].ID) && d.where(s.Owner, s.Mirrors, w) == kind
 	}
 	was := &d.current.Shards[d.origin[i]]
 	for _, id := range append([]id.WorkerID{was.Owner}, was.Mirrors...) {

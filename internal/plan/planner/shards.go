@@ -80,10 +80,11 @@ func (e ends) nearest(at float64) int {
 	return hi
 }
 
-// mirrorsOf chooses k mirrors for what a worker owns, for every worker: of
-// its stage on other hosts, then of other stages on other hosts, then of its
-// stage on its own host, then all others. Every worker begins at another
-// place of these lists, so that the mirrors are spread evenly.
+// mirrorsOf chooses k mirrors for what a worker owns, for every worker: each
+// on a host of its own, as far as there are hosts, then others on other hosts,
+// then on its own host, and always of its stage before other stages. Every worker
+// begins at another place of these lists, and further mirrors are those that
+// have least, so that they are spread evenly.
 func mirrorsOf(stages []plan.Stage, workers []plan.Worker, k int) map[id.WorkerID][]id.WorkerID {
 	k = min(k, len(workers)-1)
 	mirrors := make(map[id.WorkerID][]id.WorkerID, len(workers))
@@ -102,7 +103,7 @@ func mirrorsOf(stages []plan.Stage, workers []plan.Worker, k int) map[id.WorkerI
 	perStage := make([]ring, len(stages))
 	for i, s := range stages {
 		for _, w := range s.Workers {
-			perStage[i].members = append(perStage[i].members, member{w, i, hostOf[w]})
+			perStage[i].members = append(perStage[i].members, member{w, hostOf[w]})
 		}
 		perStage[i].sort(len(hosts))
 		all.members = append(all.members, perStage[i].members...)
@@ -112,27 +113,38 @@ func mirrorsOf(stages []plan.Stage, workers []plan.Worker, k int) map[id.WorkerI
 	for i, m := range all.members {
 		position[m.id] = i
 	}
-	for i := range perStage {
-		for at, m := range perStage[i].members {
-			found := make([]id.WorkerID, 0, k)
-			take := func(c member) bool {
-				found = append(found, c.id)
-				return len(found) == k
+	has := make(map[id.WorkerID]int, len(workers)) // for how many it mirrors
+	for round := range k {
+		for i := range perStage {
+			for at, m := range perStage[i].members {
+				found, best := false, member{}
+				pick := func(visit func(int, func(member) bool) bool, at int, fits func(member) bool) bool {
+					visit(at, func(c member) bool {
+						if fits(c) && !slices.Contains(mirrors[m.id], c.id) && (!found || has[c.id] < has[best.id]) {
+							found, best = true, c
+						}
+						return found && round == 0 // the first mirrors are even as they come
+					})
+					return found
+				}
+				apart := func(c member) bool {
+					return !slices.ContainsFunc(mirrors[m.id], func(x id.WorkerID) bool { return hostOf[x] == c.host })
+				}
+				anyone := func(member) bool { return true }
+				_ = pick(perStage[i].away, at, apart) || pick(all.away, position[m.id], apart) ||
+					pick(perStage[i].away, at, anyone) || pick(all.away, position[m.id], anyone) ||
+					pick(perStage[i].home, at, anyone) || pick(all.home, position[m.id], anyone)
+				mirrors[m.id] = append(mirrors[m.id], best.id)
+				has[best.id]++
 			}
-			takeOther := func(c member) bool { return c.stage != i && take(c) }
-			if !perStage[i].away(at, take) && !all.away(position[m.id], takeOther) && !perStage[i].home(at, take) {
-				all.home(position[m.id], takeOther)
-			}
-			mirrors[m.id] = found
 		}
 	}
 	return mirrors
 }
 
 type member struct {
-	id    id.WorkerID
-	stage int
-	host  int
+	id   id.WorkerID
+	host int
 }
 
 // ring holds workers by host.
