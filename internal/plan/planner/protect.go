@@ -70,7 +70,7 @@ func (d *draft) mirror() (added int) {
 		for _, m := range was {
 			d.mirrored[d.index[m]] -= s.Hi - s.Lo
 		}
-		s.Mirrors = keep(was, func(m id.WorkerID) bool { return slices.Contains(kept, m) })
+		s.Mirrors = slices.DeleteFunc(slices.Clone(was), func(m id.WorkerID) bool { return !slices.Contains(kept, m) }) // others may share was
 		stage := members[d.StageOf(s.Layer)]
 		for kind := range most {
 			for range most[kind] - has[kind] {
