@@ -1,6 +1,7 @@
 package tensor
 
 import (
+	"github.com/soliton-train/soliton/internal/compute/pages"
 	"slices"
 	"unsafe"
 )
@@ -33,7 +34,7 @@ func (a *Arena) take(n int) []float32 {
 		a.off = 0
 	}
 	if a.chunk == len(a.chunks) {
-		a.chunks = append(a.chunks, make([]float32, max(need, arenaChunk)))
+		a.chunks = append(a.chunks, pages.Make[float32](max(need, arenaChunk)))
 		a.off = 0
 	}
 	s := a.chunks[a.chunk][a.off : a.off+n : a.off+n]

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/pages"
 	"github.com/soliton-train/soliton/internal/id"
 )
 
@@ -83,7 +84,7 @@ func NewShard(rule Rule, r id.Range, tensors []Tensor) (*Shard, error) {
 	}
 	s := &Shard{Range: r, rule: rule}
 	for range rule.Moments() {
-		s.Moments = append(s.Moments, make([]float32, r.Hi-r.Lo))
+		s.Moments = append(s.Moments, pages.Make[float32](r.Hi-r.Lo))
 	}
 	if r.Lo < r.Hi {
 		for _, b := range all[first:end] {

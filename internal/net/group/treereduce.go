@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/pages"
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/net/comm"
 )
@@ -414,7 +415,7 @@ func (r *treeReduction) add(piece int, n tree.Node, v value) (err error) {
 		return err
 	}
 	if !overlap(dst, v.data) {
-		copy(dst, v.data)
+		pages.Copy(dst, v.data)
 	}
 	if r.left[p.shard]--; r.left[p.shard] == 0 && r.done != nil {
 		r.done(p.shard)

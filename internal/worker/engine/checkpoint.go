@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"github.com/soliton-train/soliton/internal/compute/pages"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
@@ -29,7 +30,7 @@ func (e *Engine) capture(d core.Update) func() {
 			keep = func(x []float32) []float32 {
 				is := room[:len(x):len(x)]
 				room = room[len(x):]
-				copy(is, x)
+				pages.Copy(is, x)
 				return is
 			}
 		}
@@ -46,7 +47,7 @@ func (e *Engine) capture(d core.Update) func() {
 
 func (c *Config) room(numbers int) []float32 {
 	if c.Room == nil {
-		return make([]float32, numbers)
+		return pages.Make[float32](numbers)
 	}
 	return c.Room(numbers)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/pages"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -319,7 +320,7 @@ func (e *Engine) keep(t tensor.Tensor) tensor.Tensor {
 		return t
 	}
 	buf := e.free.get(len(t.F))
-	copy(buf, t.F)
+	pages.Copy(buf, t.F)
 	return tensor.Of(buf, slices.Clone(t.Shape)...)
 }
 
@@ -469,7 +470,7 @@ func (e *Engine) prepare(d core.Prepare) {
 				if err != nil {
 					return err
 				}
-				sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo)}
+				sh := &shard{Range: r, state: state, params: pages.Make[float32](r.Hi - r.Lo)}
 				if err := e.c.Begin(r, sh.params, state.Moments); err != nil {
 					return err
 				}
@@ -547,10 +548,10 @@ func (e *Engine) copyBases(copies []core.Copy, sources []*shard, step int) map[c
 	for i, c := range copies {
 		sh := sources[i]
 		lo, hi := c.Range.Lo-sh.Lo, c.Range.Hi-sh.Lo
-		m := make([]float32, 0, core.BaseHead+(1+len(sh.state.Moments))*(hi-lo))
-		m = append(m, math.Float32frombits(uint32(step)))
-		for _, x := range sh.arrays() {
-			m = append(m, x[lo:hi]...)
+		m := pages.Make[float32](core.BaseHead + (1+len(sh.state.Moments))*(hi-lo))
+		m[0] = math.Float32frombits(uint32(step))
+		for i, x := range sh.arrays() {
+			pages.Copy(m[core.BaseHead+i*(hi-lo):], x[lo:hi])
 		}
 		if e.guard.fit(c.Range, m[core.BaseHead:]) {
 			bases[c.Transfer] = m

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/pages"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -86,7 +87,7 @@ func (sh *shard) arrays() [][]float32 { return append([][]float32{sh.params}, sh
 // memory returns memory for the complete gradient.
 func (sh *shard) memory() []float32 {
 	if sh.own == nil {
-		sh.own = make([]float32, sh.Hi-sh.Lo)
+		sh.own = pages.Make[float32](sh.Hi - sh.Lo)
 	}
 	return sh.own
 }
@@ -184,7 +185,7 @@ func (e *Engine) found(r id.Range) error {
 	for i := range state.Moments {
 		state.Moments[i] = in.base[core.BaseHead+(1+i)*n : core.BaseHead+(2+i)*n]
 	}
-	in.state, in.gradient = state, make([]float32, n)
+	in.state, in.gradient = state, pages.Make[float32](n)
 	return nil
 }
 
@@ -297,15 +298,15 @@ func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
 		return nil, err
 	}
 	// What was held here keeps its digests, which also tell of what alters on the way.
-	sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo), watched: true}
+	sh := &shard{Range: r, state: state, params: pages.Make[float32](r.Hi - r.Lo), watched: true}
 	take := func(from id.Range, params []float32, moments [][]float32) {
 		lo, hi := max(from.Lo, r.Lo), min(from.Hi, r.Hi)
 		if from.Layer != r.Layer || lo >= hi {
 			return
 		}
-		copy(sh.params[lo-r.Lo:hi-r.Lo], params[lo-from.Lo:hi-from.Lo])
+		pages.Copy(sh.params[lo-r.Lo:hi-r.Lo], params[lo-from.Lo:hi-from.Lo])
 		for i, m := range moments {
-			copy(state.Moments[i][lo-r.Lo:hi-r.Lo], m[lo-from.Lo:hi-from.Lo])
+			pages.Copy(state.Moments[i][lo-r.Lo:hi-r.Lo], m[lo-from.Lo:hi-from.Lo])
 		}
 	}
 	for _, old := range e.former {
@@ -329,7 +330,7 @@ func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
 // place writes parameters where a layer reads them. What lies there already is not touched, because it may be on its way to others.
 func place(to, params []float32) {
 	if !slices.Equal(to, params) {
-		copy(to, params)
+		pages.Copy(to, params)
 	}
 }
 
@@ -436,7 +437,7 @@ func (p *pool) get(n int) []float32 {
 	if p.make != nil {
 		return p.make(n)
 	}
-	return make([]float32, n)
+	return pages.Make[float32](n)
 }
 
 func (p *pool) put(x []float32) {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/compute/pages"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -62,7 +63,7 @@ func (e *Engine) expect(d core.Expect) {
 		e.blocks[blockArray{d.Into.Block, d.Into.Array}] = b
 		x.buf = comm.Bytes(b)
 	case core.BaseState:
-		in := &incoming{r: r, base: make([]float32, d.Size/4)}
+		in := &incoming{r: r, base: pages.Make[float32](d.Size / 4)}
 		e.incoming[r] = in
 		x.buf = comm.Bytes(in.base)
 	case core.Increment:
@@ -185,7 +186,7 @@ func (e *Engine) sendFill(d core.SendFill) {
 		delete(e.bases, d.Transfer)
 	case core.Increment:
 		g = e.free.get(r.Hi - r.Lo)
-		copy(g, e.shards[d.Source].total[r.Lo-d.Source.Lo:r.Hi-d.Source.Lo])
+		pages.Copy(g, e.shards[d.Source].total[r.Lo-d.Source.Lo:r.Hi-d.Source.Lo])
 		data = comm.Bytes(g)
 	}
 	s := e.c.Network.Post(d.Transfer.To, d.Key, data, prio)
@@ -344,7 +345,7 @@ func (e *Engine) reduce(d core.Reduce) {
 func (e *Engine) fastReduce(g *group.Group, d core.Reduce, mine []*shard) {
 	if e.plain[d.Layer] == nil { // nothing of it ran here
 		e.plain[d.Layer] = e.free.get(e.c.Layers[d.Layer].Size())
-		clear(e.plain[d.Layer])
+		pages.Clear(e.plain[d.Layer])
 	}
 	// In the order of ranks, which promotions may have changed. The reduction spoils its operand, and may have to begin again.
 	shards := d.Tree.Shards
@@ -360,7 +361,7 @@ func (e *Engine) fastReduce(g *group.Group, d core.Reduce, mine []*shard) {
 	}
 	sum := e.free.get(len(e.plain[d.Layer]))
 	for i, p := range shards {
-		copy(sum[places[i]:places[i]+p.Hi-p.Lo], e.plain[d.Layer][p.Lo:p.Hi])
+		pages.Copy(sum[places[i]:places[i]+p.Hi-p.Lo], e.plain[d.Layer][p.Lo:p.Hi])
 	}
 	e.scratch = append(e.scratch, sum)
 	e.operation(opEnded{

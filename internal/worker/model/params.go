@@ -5,6 +5,7 @@ package model
 import (
 	"slices"
 
+	"github.com/soliton-train/soliton/internal/compute/pages"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
@@ -71,7 +72,7 @@ func (p *Params) Hold(lo, hi int) {
 			if n := p.Layers[i].Size(); p.Memory != nil {
 				p.Layers[i].Params = p.Memory(i, n)
 			} else {
-				p.Layers[i].Params = make([]float32, n)
+				p.Layers[i].Params = pages.Make[float32](n)
 			}
 			p.views[i] = p.Split(i, p.Layers[i].Params)
 		}

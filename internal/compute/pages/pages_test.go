@@ -1,0 +1,53 @@
+package pages
+
+import (
+	"runtime/debug"
+	"slices"
+	"testing"
+)
+
+func TestMakeCopyClear(t *testing.T) {
+	for _, n := range []int{0, 1, longest / 4, longest/4 + 1, 3*longest + 7, 2*hugePage/4 - 1, 2 * hugePage / 4, 5<<20 + 3} {
+		src, dst := Make[float32](n), Make[float32](n+1)
+		if len(src) != n || slices.Max(append(src, 0)) != 0 {
+			t.Fatalf("Make(%d) gave %d elements, or not zeros", n, len(src))
+		}
+		for i := range src {
+			src[i] = float32(i + 1)
+		}
+		Copy(dst, src)
+		if !slices.Equal(dst[:n], src) || dst[n] != 0 {
+			t.Errorf("Copy of %d elements is wrong", n)
+		}
+		Clear(dst[:n])
+		if slices.Max(dst) != 0 {
+			t.Errorf("Clear of %d elements is wrong", n)
+		}
+	}
+	b := Make[byte](3*longest + 5)
+	Copy(b[1:], []byte("bytes"))
+	if string(b[:7]) != "\x00bytes\x00" {
+		t.Errorf("bytes are copied as %q", b[:7])
+	}
+}
+
+func BenchmarkFirstUse(b *testing.B) {
+	const size = 256 << 20
+	for _, way := range []struct {
+		name string
+		make func(int) []byte
+	}{{"make", func(n int) []byte { return make([]byte, n) }}, {"pages", Make[byte]}} { // in this order: memory stays what Make has asked for
+		b.Run(way.name, func(b *testing.B) {
+			b.SetBytes(size)
+			for b.Loop() {
+				b.StopTimer()
+				debug.FreeOSMemory() // what a turn before has left is in use already
+				b.StartTimer()
+				x := way.make(size)
+				for i := 0; i < size; i += 4096 {
+					x[i] = 1
+				}
+			}
+		})
+	}
+}
