@@ -63,7 +63,7 @@ func Machines(args []string) error {
 	flags := f.String("flags", "", "further flags of launcher run")
 	program := f.String("program", "", "further flags of examples/emulated, as --hidden 1356000 for 1 GB of parameters and optimizer state")
 	seed := f.Uint64("seed", 1, "of the moments and machines")
-	each := f.Bool("each", false, "also print each recovery, with its phases")
+	each := f.Bool("each", false, "also print each recovery and each return, with its phases")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -103,6 +103,9 @@ func Machines(args []string) error {
 					rec := o.first
 					fmt.Printf("%18s %6.0f total %6.1f detect %6.1f query %6.1f plan %5.1f agree %5.1f edit %5.1f update %5.1f resume %5.1f stall %.0f\n",
 						rec.Cause, o.took[0], rec.TotalMS, rec.DetectMS, rec.QueryMS, rec.PlanMS, rec.AgreeMS, rec.EditMS, rec.UpdateMS, rec.ResumeMS, o.stall)
+				}
+				if *each && len(o.back) > 0 {
+					fmt.Printf("%18s %6.0f total, ready to join %6.0f, its state is there %6.0f\n", "back:", o.back[0], o.ready, o.level)
 				}
 				if *each && o.wrong > 0 {
 					for _, e := range o.events {
@@ -164,12 +167,13 @@ func readSummary(file string, sum *rundir.Summary) error {
 
 // machineOutcome is what a run shows.
 type machineOutcome struct {
-	took, back []float64
-	wrong      int // workers that were lost without a fault
-	first      *rundir.Recovery
-	stall      []float64 // of first, in milliseconds; none if it is not known
-	events     []rundir.Event
-	at         time.Time // of the fault
+	took, back   []float64
+	ready, level float64 // after the end of the fault: the first worker of the machine could join, and what it is to hold was there
+	wrong        int     // workers that were lost without a fault
+	first        *rundir.Recovery
+	stall        []float64 // of first, in milliseconds; none if it is not known
+	events       []rundir.Event
+	at           time.Time // of the fault
 }
 
 const machineRun = "/tmp/run"
@@ -288,6 +292,10 @@ func (t *machineTrial) run(k machineFault, leads bool) (o machineOutcome, err er
 			}
 		case e.Recovery != nil && e.Time.After(at) && len(o.took) == 0:
 			o.took, o.first = append(o.took, since), e.Recovery
+		case e.Kind == "note" && !healed.IsZero() && e.Time.After(healed) && strings.Contains(e.Reason, "is ready to join") && o.ready == 0:
+			o.ready = float64(e.Time.Sub(healed).Microseconds()) / 1000
+		case e.Kind == "note" && o.ready > 0 && strings.HasPrefix(e.Reason, "propose plan") && strings.Contains(e.Reason, "join") && len(o.back) == 0:
+			o.level = float64(e.Time.Sub(healed).Microseconds()) / 1000
 		case e.Kind == "joined" && !healed.IsZero() && e.Time.After(healed) && len(o.back) == 0:
 			o.back = append(o.back, float64(e.Time.Sub(healed).Microseconds())/1000)
 		}
