@@ -1,8 +1,11 @@
 package pages
 
 import (
+	"runtime"
 	"runtime/debug"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -48,6 +51,43 @@ func BenchmarkFirstUse(b *testing.B) {
 					x[i] = 1
 				}
 			}
+		})
+	}
+}
+
+// How long it takes until all goroutines are stopped while one of them copies.
+func BenchmarkStopTheWorld(b *testing.B) {
+	dst, src := make([]float32, 100<<20), make([]float32, 100<<20)
+	for _, way := range []struct {
+		name string
+		copy func(dst, src []float32)
+	}{
+		{"copy", func(dst, src []float32) { copy(dst, src) }},
+		{"copy in parts", func(dst, src []float32) {
+			for n := longest / 4; len(src) > 0; dst, src = dst[n:], src[n:] {
+				copy(dst[:n], src[:n])
+			}
+		}},
+		{"Copy", Copy[float32]},
+	} {
+		b.Run(way.name, func(b *testing.B) {
+			var over atomic.Bool
+			var copying sync.WaitGroup
+			begun := make(chan struct{})
+			copying.Go(func() {
+				way.copy(dst, src)
+				close(begun)
+				for !over.Load() {
+					way.copy(dst, src)
+				}
+			})
+			<-begun
+			var m runtime.MemStats
+			for b.Loop() {
+				runtime.ReadMemStats(&m)
+			}
+			over.Store(true)
+			copying.Wait()
 		})
 	}
 }
