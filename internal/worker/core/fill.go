@@ -12,8 +12,8 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
-// A range comes to a new holder while training goes on: its source copies the range as it is after a commit, at once, and from then
-// on sends the gradient of every step, too, as soon as it is complete, and the numbers of the update after the commit. The
+// A range comes to a new holder while training goes on: its source copies the range as it is after a commit, and from then on
+// sends the gradient of every step, too, as soon as it is complete, and the numbers of the update after the commit. The
 // destination applies the same updates to the same bits, so that it has what the source has; when a commit makes it the owner, the
 // gradient, which takes long, is there already. Messages carry names of their own, which do not end with the step, and come from
 // memory of their own, so a destination that is behind holds up no other worker.
@@ -38,7 +38,6 @@ type fills struct {
 // outgoing is a range on its way to a new holder.
 type outgoing struct {
 	Transfer
-	tried bool // a copy was made at once; where the source was altered it is made after the next update
 	based bool // the copy is made
 }
 
@@ -112,35 +111,13 @@ func (w *Worker) source(r id.Range) *shard {
 	return nil
 }
 
-// base has the bases of new transfers copied between two tasks, and reports whether there are any.
-func (w *Worker) base() bool {
-	if w.repairing() {
-		return false
-	}
-	d := CopyBases{Step: w.passed.Step}
-	for _, o := range w.outgoing {
-		if sh := w.source(o.Range); sh != nil && !o.tried && !o.based {
-			o.tried = true
-			d.Copies = append(d.Copies, Copy{o.Transfer, sh.Range})
-		}
-	}
-	if len(d.Copies) > 0 {
-		w.busy = onJob
-		w.emit(d)
-	}
-	return len(d.Copies) > 0
-}
-
 // copied sends the bases that were copied. Others are made after another update: their source was altered, which the next exchange
-// repairs. Gradients of the step that are complete already follow a base that was copied in it.
+// repairs.
 func (w *Worker) copied(all []Transfer) {
 	for _, o := range w.outgoing {
 		if slices.Contains(all, o.Transfer) {
 			o.based = true
 			w.emit(SendFill{Transfer: o.Transfer, Key: key.Base(o.Fill, o.Range), Content: BaseState})
-			if sh := w.source(o.Range); sh != nil && sh.complete && w.step != nil && w.step.number > w.passed.Step {
-				w.feedOne(o, sh)
-			}
 		}
 	}
 }
@@ -149,14 +126,10 @@ func (w *Worker) copied(all []Transfer) {
 func (w *Worker) feed(sh *shard) {
 	for _, o := range w.outgoing {
 		if o.based && sh == w.source(o.Range) {
-			w.feedOne(o, sh)
+			k := key.Increment(o.Fill, o.Range, w.step.number, w.try())
+			w.emit(SendFill{Transfer: o.Transfer, Key: k, Content: Increment, Source: sh.Range})
 		}
 	}
-}
-
-func (w *Worker) feedOne(o *outgoing, sh *shard) {
-	k := key.Increment(o.Fill, o.Range, w.step.number, w.try())
-	w.emit(SendFill{Transfer: o.Transfer, Key: k, Content: Increment, Source: sh.Range})
 }
 
 // tellUpdate sends the numbers of an update to the workers that got the gradients. try is that of the step which was committed.

@@ -490,23 +490,6 @@ func (e *Engine) replay(d core.Replay) {
 	})
 }
 
-// copy copies the bases of transfers.
-func (e *Engine) copy(d core.CopyBases) {
-	sources := e.sources(d.Copies)
-	e.start(taskEnded{event: core.BasesCopied{}}, func(*taskEnded) error {
-		e.mail.put(copied{e.copyBases(d.Copies, sources, d.Step)})
-		return nil
-	})
-}
-
-// sources returns the shards of copies.
-func (e *Engine) sources(copies []core.Copy) (all []*shard) {
-	for _, c := range copies {
-		all = append(all, e.shards[c.Source])
-	}
-	return all
-}
-
 // update applies a committed update to the shards. The loop is told of each that is done, so that its parameters are on their way
 // under the updates of the others.
 func (e *Engine) update(d core.Update) {
@@ -522,7 +505,10 @@ func (e *Engine) update(d core.Update) {
 	for i, sh := range order {
 		digests[i] = e.guard.of(sh.Range)
 	}
-	sources := e.sources(d.Copies)
+	sources := make([]*shard, len(d.Copies))
+	for i, c := range d.Copies {
+		sources[i] = e.shards[c.Source]
+	}
 	sent := e.sent
 	e.sent = nil
 	e.start(taskEnded{
@@ -553,7 +539,7 @@ func (e *Engine) update(d core.Update) {
 	})
 }
 
-// copied brings bases.
+// copied brings the bases that an update has copied.
 type copied struct{ bases map[core.Transfer][]float32 }
 
 // copyBases copies the bases of transfers, but for those whose source was altered, which the next exchange repairs.
