@@ -1,7 +1,7 @@
 // Package pages makes and copies arrays that are large, in ways that hold up nothing else in the process.
 //
-// The first use of memory costs a page fault for each page. A model of 1 GB has 260,000 pages of 4 KB, whose faults take longer than the
-// work on it; in pages of 2 MB, where the system has them, a fifth. And the scheduler cannot interrupt a copy, nor can a garbage
+// The first use of memory costs a page fault for each page. 1 GB has 260,000 pages of 4 KB, whose faults take half a second;
+// in pages of 2 MB, where the system has them, it may be a fifth of that. And the scheduler cannot interrupt a copy, nor can a garbage
 // collection begin or end beside one, so that all goroutines of the process, its heartbeats too, may wait for the end of it.
 package pages
 

@@ -1,9 +1,10 @@
 package tensor
 
 import (
-	"github.com/soliton-train/soliton/internal/compute/pages"
 	"slices"
 	"unsafe"
+
+	"github.com/soliton-train/soliton/internal/compute/pages"
 )
 
 // arenaChunk is the smallest number of float32 an arena takes from the heap
