@@ -7,37 +7,34 @@ package pages
 
 import "unsafe"
 
-// number is an element.
-type number interface{ byte | float32 }
-
 // hugePage is the size of a large page, in bytes.
 const hugePage = 2 << 20
 
 // Make returns n zeros, in large pages where the system has them.
-func Make[T number](n int) []T {
-	x := make([]T, n)
-	if size := n * int(unsafe.Sizeof(*new(T))); size >= 2*hugePage {
+func Make(n int) []float32 {
+	x := make([]float32, n)
+	if size := 4 * n; size >= 2*hugePage {
 		advise(unsafe.Slice((*byte)(unsafe.Pointer(&x[0])), size))
 	}
 	return x
 }
 
-// longest bounds the bytes of one part of a copy, which takes some tens of microseconds.
-const longest = 128 << 10
+// longest bounds the elements of one part of a copy, which takes some tens of microseconds.
+const longest = 32 << 10
 
 // Copy copies src into dst, which is as long or longer and does not overlap it, in parts between which the scheduler can interrupt it.
-func Copy[T number](dst, src []T) {
+func Copy(dst, src []float32) {
 	dst = dst[:len(src)]
-	for n := longest / int(unsafe.Sizeof(*new(T))); len(src) > n; dst, src = dst[n:], src[n:] {
-		part(dst[:n], src)
+	for ; len(src) > longest; dst, src = dst[longest:], src[longest:] {
+		part(dst[:longest], src)
 	}
 	part(dst, src)
 }
 
 // Clear sets all elements to zero, in parts as [Copy].
-func Clear[T number](dst []T) {
-	for n := longest / int(unsafe.Sizeof(*new(T))); len(dst) > n; dst = dst[n:] {
-		zero(dst[:n])
+func Clear(dst []float32) {
+	for ; len(dst) > longest; dst = dst[longest:] {
+		zero(dst[:longest])
 	}
 	zero(dst)
 }
@@ -45,7 +42,7 @@ func Clear[T number](dst []T) {
 // part and zero are not inlined: the scheduler interrupts a goroutine that is nearly always in a copy only where a function begins.
 //
 //go:noinline
-func part[T number](dst, src []T) { copy(dst, src) }
+func part(dst, src []float32) { copy(dst, src) }
 
 //go:noinline
-func zero[T number](dst []T) { clear(dst) }
+func zero(dst []float32) { clear(dst) }

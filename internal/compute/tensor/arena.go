@@ -35,7 +35,7 @@ func (a *Arena) take(n int) []float32 {
 		a.off = 0
 	}
 	if a.chunk == len(a.chunks) {
-		a.chunks = append(a.chunks, pages.Make[float32](max(need, arenaChunk)))
+		a.chunks = append(a.chunks, pages.Make(max(need, arenaChunk)))
 		a.off = 0
 	}
 	s := a.chunks[a.chunk][a.off : a.off+n : a.off+n]

@@ -84,7 +84,7 @@ func NewShard(rule Rule, r id.Range, tensors []Tensor) (*Shard, error) {
 	}
 	s := &Shard{Range: r, rule: rule}
 	for range rule.Moments() {
-		s.Moments = append(s.Moments, pages.Make[float32](r.Hi-r.Lo))
+		s.Moments = append(s.Moments, pages.Make(r.Hi-r.Lo))
 	}
 	if r.Lo < r.Hi {
 		for _, b := range all[first:end] {

@@ -47,7 +47,7 @@ func (e *Engine) capture(d core.Update) func() {
 
 func (c *Config) room(numbers int) []float32 {
 	if c.Room == nil {
-		return pages.Make[float32](numbers)
+		return pages.Make(numbers)
 	}
 	return c.Room(numbers)
 }

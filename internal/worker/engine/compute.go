@@ -470,7 +470,7 @@ func (e *Engine) prepare(d core.Prepare) {
 				if err != nil {
 					return err
 				}
-				sh := &shard{Range: r, state: state, params: pages.Make[float32](r.Hi - r.Lo)}
+				sh := &shard{Range: r, state: state, params: pages.Make(r.Hi - r.Lo)}
 				if err := e.c.Begin(r, sh.params, state.Moments); err != nil {
 					return err
 				}
@@ -548,7 +548,7 @@ func (e *Engine) copyBases(copies []core.Copy, sources []*shard, step int) map[c
 	for i, c := range copies {
 		sh := sources[i]
 		lo, hi := c.Range.Lo-sh.Lo, c.Range.Hi-sh.Lo
-		m := pages.Make[float32](core.BaseHead + (1+len(sh.state.Moments))*(hi-lo))
+		m := pages.Make(core.BaseHead + (1+len(sh.state.Moments))*(hi-lo))
 		m[0] = math.Float32frombits(uint32(step))
 		for i, x := range sh.arrays() {
 			pages.Copy(m[core.BaseHead+i*(hi-lo):], x[lo:hi])

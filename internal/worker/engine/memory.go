@@ -87,7 +87,7 @@ func (sh *shard) arrays() [][]float32 { return append([][]float32{sh.params}, sh
 // memory returns memory for the complete gradient.
 func (sh *shard) memory() []float32 {
 	if sh.own == nil {
-		sh.own = pages.Make[float32](sh.Hi - sh.Lo)
+		sh.own = pages.Make(sh.Hi - sh.Lo)
 	}
 	return sh.own
 }
@@ -185,7 +185,7 @@ func (e *Engine) found(r id.Range) error {
 	for i := range state.Moments {
 		state.Moments[i] = in.base[core.BaseHead+(1+i)*n : core.BaseHead+(2+i)*n]
 	}
-	in.state, in.gradient = state, pages.Make[float32](n)
+	in.state, in.gradient = state, pages.Make(n)
 	return nil
 }
 
@@ -298,7 +298,7 @@ func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
 		return nil, err
 	}
 	// What was held here keeps its digests, which also tell of what alters on the way.
-	sh := &shard{Range: r, state: state, params: pages.Make[float32](r.Hi - r.Lo), watched: true}
+	sh := &shard{Range: r, state: state, params: pages.Make(r.Hi - r.Lo), watched: true}
 	take := func(from id.Range, params []float32, moments [][]float32) {
 		lo, hi := max(from.Lo, r.Lo), min(from.Hi, r.Hi)
 		if from.Layer != r.Layer || lo >= hi {
@@ -437,7 +437,7 @@ func (p *pool) get(n int) []float32 {
 	if p.make != nil {
 		return p.make(n)
 	}
-	return pages.Make[float32](n)
+	return pages.Make(n)
 }
 
 func (p *pool) put(x []float32) {

@@ -63,7 +63,7 @@ func (e *Engine) expect(d core.Expect) {
 		e.blocks[blockArray{d.Into.Block, d.Into.Array}] = b
 		x.buf = comm.Bytes(b)
 	case core.BaseState:
-		in := &incoming{r: r, base: pages.Make[float32](d.Size / 4)}
+		in := &incoming{r: r, base: pages.Make(d.Size / 4)}
 		e.incoming[r] = in
 		x.buf = comm.Bytes(in.base)
 	case core.Increment:

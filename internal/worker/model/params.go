@@ -72,7 +72,7 @@ func (p *Params) Hold(lo, hi int) {
 			if n := p.Layers[i].Size(); p.Memory != nil {
 				p.Layers[i].Params = p.Memory(i, n)
 			} else {
-				p.Layers[i].Params = pages.Make[float32](n)
+				p.Layers[i].Params = pages.Make(n)
 			}
 			p.views[i] = p.Split(i, p.Layers[i].Params)
 		}

@@ -74,7 +74,7 @@ func (s *saver) room(numbers int) []float32 {
 	defer s.mu.Unlock()
 	s.lent, s.spare = s.spare, nil
 	if cap(s.lent) < numbers || cap(s.lent)/2 > numbers {
-		s.lent = pages.Make[float32](numbers)
+		s.lent = pages.Make(numbers)
 	}
 	s.lent = s.lent[:numbers]
 	return s.lent
@@ -226,7 +226,7 @@ func (j *Job) firstValues() (begin func(r id.Range, params []float32, moments []
 	var state *model.Moments // once it is wanted
 	begin = func(r id.Range, params []float32, moments [][]float32) error {
 		if r.Layer != layer {
-			layer, values = -1, pages.Make[float32](j.Params.Layers[r.Layer].Size())
+			layer, values = -1, pages.Make(j.Params.Layers[r.Layer].Size())
 			if err := j.Params.First(r.Layer, values, j.InitFrom, j.InitSHA256); err != nil {
 				return err
 			}
