@@ -73,11 +73,11 @@ type Cluster struct {
 	seen    map[reflect.Type]bool // events and duties of cores
 	asked   bool                  // to stop
 	over    bool
-	spots   int                  // micro-batches that were repeated
-	used    map[int][]batches    // by step and layer: the samples whose gradients an update has used
-	users   map[[2]int][]*worker // by step and layer: the workers with these updates
-	most    int                  // newest step that was ever written to metrics.jsonl
-	refused int                  // workers that cannot read what others can
+	spots   int               // micro-batches that were repeated
+	used    map[int][]batches // by step and layer: the samples whose gradients an update has used
+	users   map[[2]int][]user // by step and layer: the workers with these updates
+	most    int               // newest step that was ever written to metrics.jsonl
+	refused int               // workers that cannot read what others can
 	log     []string
 
 	collector id.WorkerID // which has written the model
@@ -115,7 +115,7 @@ func New(cfg Config) *Cluster {
 	c := &Cluster{
 		cfg: cfg, rnd: rand.New(rand.NewPCG(cfg.Seed, 1)), now: time.Unix(0, 0), workers: make(map[id.Session]*worker),
 		links: make(map[pair]*link), plans: make(map[id.Version]plan.Plan), results: make(map[int]core.Result), books: newBooks(), seen: make(map[reflect.Type]bool),
-		used: make(map[int][]batches), users: make(map[[2]int][]*worker),
+		used: make(map[int][]batches), users: make(map[[2]int][]user),
 	}
 	if cfg.Micros > maxMicros {
 		panic("sim: too many micro-batches")

@@ -381,6 +381,12 @@ func (w *worker) prepare(d core.Prepare) {
 	w.step(core.Prepared(d))
 }
 
+// user is a worker that has updated a layer, and the epoch that it did so in.
+type user struct {
+	*worker
+	epoch int
+}
+
 // use holds that all updates of a layer in a step use the gradients of the same samples, but for a commit of which only workers have known
 // that are lost or have gone back since, and that each micro-batch is made of one sample in each place.
 func (c *Cluster) use(w *worker, step, layer int, samples batches) {
@@ -396,14 +402,14 @@ func (c *Cluster) use(w *worker, step, layer int, samples batches) {
 	}
 	at := [2]int{step, layer}
 	if was := layers[layer]; was != (batches{}) && was != samples {
-		goesOn := func(x *worker) bool { return x.status == nil && x.core != nil && x.core.Epoch() == w.core.Epoch() }
+		goesOn := func(x user) bool { return x.status == nil && x.epoch == w.core.Epoch() }
 		if step <= c.most || slices.ContainsFunc(c.users[at], goesOn) {
 			c.violated("layer %d is updated in step %d with the samples %q, and with %q", layer, step, samples, was)
 		}
 		c.users[at] = nil
 	}
 	layers[layer] = samples
-	c.users[at] = append(c.users[at], w)
+	c.users[at] = append(c.users[at], user{w, w.core.Epoch()})
 }
 
 // update applies a committed update.

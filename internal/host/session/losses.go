@@ -74,8 +74,7 @@ func (s *Session) counted(w *worker) bool {
 	if in := s.cfg.Inherited; in != nil && in.coming != nil && in.coming.Plan.Version.Compare(newest.Version) > 0 {
 		newest = &in.coming.Plan
 	}
-	in, ok := newest.Worker(w.who.ID)
-	return ok && in == w.who
+	return HasPart(newest.Workers, w.who)
 }
 
 // autopsy is what the controller is told of a worker that was lost.
