@@ -63,7 +63,7 @@ func gossipOf(n int, length time.Duration, trials int, detect time.Duration) err
 		// Each member tells the news of each other one some dozen times over. What all would say at once is more than these processors
 		// can hear before they suspect each other.
 		if have := i + 1; have%max(joinWave, n/10) == 0 || have == n {
-			if err := b.until(2*time.Minute, have, "know all members", func(k known) bool { return k.alive == have }); err != nil {
+			if err := b.until(formLimit(n), have, "know all members", func(k known) bool { return k.alive == have }); err != nil {
 				return err
 			}
 		}
@@ -99,6 +99,10 @@ func gossipOf(n int, length time.Duration, trials int, detect time.Duration) err
 
 // joinWave is how many members join before all are to know of them, at least; a tenth in large rings.
 const joinWave = 25
+
+// formLimit bounds how long members take to know each other. What a member has not heard of at once it learns when it exchanges all
+// that it knows with another one, which memberlist does the less often the larger a ring is: six times less often with 600 members.
+func formLimit(n int) time.Duration { return max(2*time.Minute, time.Duration(n)*time.Second) }
 
 // board has what each member of a ring knows.
 type board struct {

@@ -153,8 +153,8 @@ func (s *Session) fences(w *worker) bool {
 // isLast reports whether processes may start, and no other worker of the plan can continue the run. Then nothing is gained if the run
 // continues without it.
 func (s *Session) isLast(w *worker) bool {
-	return s.phase == training && s.cfg.CanStart && s.counted(w) && !slices.ContainsFunc(s.workers, func(x *worker) bool {
-		return x != w && x.state >= working && x.exit == running && x.fault == nil && s.counted(x)
+	return s.phase == training && s.cfg.CanStart && s.hasPart(w) && !slices.ContainsFunc(s.workers, func(x *worker) bool {
+		return x != w && x.state >= working && x.exit == running && x.fault == nil && s.hasPart(x)
 	})
 }
 

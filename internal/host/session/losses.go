@@ -68,13 +68,27 @@ func (s *Session) lose(w *worker) {
 	s.conclude()
 }
 
-// counted reports whether the newest plan counts on a worker. One that is taken over may be agreed, and not known to be live.
+// counted reports whether the newest plan counts on a worker.
 func (s *Session) counted(w *worker) bool {
 	newest := &s.plan
-	if in := s.cfg.Inherited; in != nil && in.coming != nil && in.coming.Plan.Version.Compare(newest.Version) > 0 {
-		newest = &in.coming.Plan
+	if coming := s.coming(); coming != nil {
+		newest = coming
 	}
 	return HasPart(newest.Workers, w.who)
+}
+
+// hasPart reports whether a worker has a part in the run, or may have.
+func (s *Session) hasPart(w *worker) bool {
+	coming := s.coming()
+	return HasPart(s.plan.Workers, w.who) || coming != nil && HasPart(coming.Workers, w.who)
+}
+
+// coming returns the boundary plan that was taken over and is not known to be live, or nil.
+func (s *Session) coming() *plan.Plan {
+	if in := s.cfg.Inherited; in != nil && in.coming != nil && in.coming.Plan.Version.Compare(s.plan.Version) > 0 {
+		return &in.coming.Plan
+	}
+	return nil
 }
 
 // autopsy is what the controller is told of a worker that was lost.

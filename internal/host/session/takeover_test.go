@@ -270,27 +270,26 @@ func TestInheritPlans(t *testing.T) {
 	}
 }
 
-// A worker whose boundary plan may be live, and not known to be, can be the last one.
+// A worker that joins or leaves with a boundary plan which may be live, and is not known to be, can be the last one.
 func TestLastOfAComingPlan(t *testing.T) {
-	of := func(n, workers int) (o control.Order) {
-		o.Plan.Version = id.Version{Generation: 1, N: n}
-		for w := range workers {
-			o.Plan.Workers = append(o.Plan.Workers, plan.Worker{ID: id.WorkerID(w)})
-		}
+	workers := []plan.Worker{{ID: 0, Host: "host-0"}, {ID: 1, Host: "host-1"}}
+	of := func(n int, workers []plan.Worker) (o control.Order) {
+		o.Plan.Version, o.Plan.Workers = id.Version{Generation: 1, N: n}, workers
 		return o
 	}
-	in := &Inherited{Orders: []control.Order{of(1, 1), of(2, 2)}}
-	s := New(Config{Workers: 2, CanStart: true, Inherited: in}, []plan.Worker{{ID: 0, Host: "host-0"}, {ID: 1, Host: "host-1"}})
-	s.inheritPlans()
-	s.phase = training
-	for _, w := range s.workers {
-		w.state = working
-	}
-	if s.isLast(s.workers[1]) || s.helpless(s.workers[0]) || s.LastHost() != "" {
-		t.Error("with two workers, one is the last")
-	}
-	s.workers[0].exitTo(reaped)
-	if !s.isLast(s.workers[1]) || s.helpless(s.workers[0]) || s.LastHost() != "host-1" {
-		t.Error("the last worker is not known")
+	for name, orders := range map[string][]control.Order{"joins": {of(1, workers[:1]), of(2, workers)}, "leaves": {of(1, workers), of(2, workers[:1])}} {
+		s := New(Config{Workers: 2, CanStart: true, Inherited: &Inherited{Orders: orders}}, workers)
+		s.inheritPlans()
+		s.phase = training
+		for _, w := range s.workers {
+			w.state = working
+		}
+		if s.isLast(s.workers[1]) || s.helpless(s.workers[0]) || s.LastHost() != "" {
+			t.Errorf("%s: with two workers, one is the last", name)
+		}
+		s.workers[0].exitTo(reaped)
+		if !s.isLast(s.workers[1]) || !s.helpless(s.workers[1]) || s.LastHost() != "host-1" {
+			t.Errorf("%s: the last worker is not known", name)
+		}
 	}
 }
