@@ -153,10 +153,7 @@ func (w *worker) load(b core.Buffer, data []byte) any {
 	case core.Parameters:
 		return w.shards[b.Range].step
 	case core.RepairBlock:
-		if w.altered[b.Block] {
-			w.c.violated("worker %v repairs another one with a block that was altered here", w.session)
-		}
-		return w.shards[b.Range].step
+		return w.altered[b.Block] // it is sent once more after a recovery, and may have been altered since
 	}
 	return data
 }
@@ -189,6 +186,9 @@ func (w *worker) store(e core.Expect, value any) (n int, data []byte) {
 		w.setParams(r, value.(int))
 	case core.RepairBlock:
 		n = 4 * (e.Into.Block.Hi - e.Into.Block.Lo)
+		if value.(bool) {
+			w.c.violated("worker %v is repaired with a block that was altered at its source", w.session)
+		}
 	case core.BaseState:
 		w.incoming[r] = &incoming{Range: r, step: value.(int)}
 		n, data = e.Size, binary.NativeEndian.AppendUint32(nil, uint32(value.(int)))
