@@ -223,6 +223,11 @@ func (w *worker) remember(d core.Duty) {
 			in.step++
 			w.step(core.Replayed{})
 		})
+	case core.CopyBases:
+		w.in(w.c.delay(200*time.Microsecond), func() {
+			w.copyBases(d.Copies, d.Step)
+			w.step(core.BasesCopied{})
+		})
 	case core.Update:
 		w.former = nil
 		w.in(w.c.delay(200*time.Microsecond), func() { w.update(d) })
@@ -444,18 +449,26 @@ func (w *worker) update(d core.Update) {
 			w.tellCore(core.ShardUpdated{Range: sh.Range})
 		}
 	}
+	w.copyBases(d.Copies, step)
+	if d.Save {
+		w.save(step)
+	}
+	w.step(core.Updated{})
+}
+
+// copyBases copies the bases of transfers as they are after a step.
+func (w *worker) copyBases(copies []core.Copy, step int) {
 	var copied []core.Transfer
-	for _, c := range d.Copies {
+	for _, c := range copies {
+		if sh := w.shards[c.Source]; sh == nil || sh.step != step {
+			w.c.violated("worker %v copies %v as of step %d, and has %+v", w.session, c.Source, step, sh)
+		}
 		w.bases[c.Transfer] = step
 		copied = append(copied, c.Transfer)
 	}
 	if len(copied) > 0 {
 		w.tellCore(core.Copied{Transfers: copied})
 	}
-	if d.Save {
-		w.save(step)
-	}
-	w.step(core.Updated{})
 }
 
 // apply goes over to a plan.

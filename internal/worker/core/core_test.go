@@ -11,8 +11,10 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
+	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
 // The package comment has the transitions that the code allows, and no others.
@@ -177,5 +179,69 @@ func TestResultForJoiner(t *testing.T) {
 	b := r.append(nil)
 	if got := parseResult(b, 2); len(b) != resultSize(2) || fmt.Sprint(got) != fmt.Sprint(r) {
 		t.Errorf("%d bytes are %+v, want %+v", len(b), got, r)
+	}
+}
+
+// A base is copied at once, also in the middle of a step, and the gradients that are complete already follow it. Where the source was
+// altered, the copy is made after the next update, and not tried before.
+func TestBaseInAStep(t *testing.T) {
+	w := lone(t)
+	w.plan.Workers, w.passed, w.state = []plan.Worker{{ID: 0}}, id.Point{Step: 2}, Working
+	r := RangeOf(w.plan.Shards[0])
+	w.step = &step{number: 3}
+	w.all[r].complete = true
+	fill := func(n int) Transfer {
+		w.fill(control.Fill{ID: id.Fill{Term: 1, N: n}, Peers: []control.Peer{{Worker: plan.Worker{ID: 1}}}, Transfers: []plan.Transfer{{Range: r, From: 0, To: 1}}})
+		return w.outgoing[0].Transfer
+	}
+	of := fill(1)
+	w.out = nil
+	if !w.base() || w.busy != onJob || fmt.Sprint(w.out) != fmt.Sprint([]Duty{CopyBases{2, []Copy{{of, r}}}}) {
+		t.Fatalf("%+v", w.out)
+	}
+	w.out = nil
+	w.Step(Copied{[]Transfer{of}})
+	w.Step(BasesCopied{})
+	if len(w.out) != 2 || w.out[0].(SendFill).Content != BaseState || w.out[1].(SendFill).Content != Increment || w.busy != idle {
+		t.Errorf("%+v", w.out)
+	}
+	of, w.out = fill(2), nil
+	w.all[r].complete = false
+	if !w.base() {
+		t.Fatal("the second base is not copied")
+	}
+	w.Step(Copied{}) // altered
+	w.Step(BasesCopied{})
+	if w.base() {
+		t.Error("it is tried again in the step")
+	}
+	w.step, w.passed.Step, w.out = nil, 3, nil
+	w.update(&request{}, key.Try{}, zero.Update{Step: 3})
+	if d, ok := w.out[len(w.out)-1].(Update); !ok || !slices.Equal(d.Copies, []Copy{{of, r}}) {
+		t.Errorf("%+v", w.out)
+	}
+}
+
+// Transfers that come while a plan is being applied are made for that plan: they begin once it is applied. A recovery drops them.
+func TestFillBeforeThePlan(t *testing.T) {
+	w := lone(t)
+	r := RangeOf(w.plan.Shards[0])
+	fill := func(n int) {
+		w.out = nil
+		w.fill(control.Fill{ID: id.Fill{Term: 1, N: n}, Peers: []control.Peer{{Worker: plan.Worker{ID: 1}}}, Transfers: []plan.Transfer{{Range: r, From: 1, To: 0}}})
+	}
+	w.state, w.order, w.resuming = Editing, &control.Order{Plan: *w.plan}, nil
+	if fill(1); len(w.incoming) > 0 {
+		t.Fatal("it begins before the plan is applied")
+	}
+	if w.apply(w.order); w.err != nil || len(w.incoming) != 1 || w.incoming[0].r != r {
+		t.Fatalf("%v, %+v", w.err, w.incoming)
+	}
+	w.order = &control.Order{Plan: *w.plan}
+	fill(2)
+	w.state = Editing
+	w.query(control.Query{Ballot: id.Ballot{Term: 1}})
+	if w.deferred != nil {
+		t.Error("it outlives a recovery")
 	}
 }

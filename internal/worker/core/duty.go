@@ -162,6 +162,11 @@ type (
 		Range  id.Range
 		Update zero.Update
 	}
+	// CopyBases copies bases for transfers, of the state after the update of a step.
+	CopyBases struct {
+		Step   int
+		Copies []Copy
+	}
 	// Update applies a committed update to all shards, copies bases for transfers, and, if Save is set, makes the worker's part
 	// of a checkpoint; Stopped says that nothing changes the state afterwards. Parameters of layers that the worker does not
 	// serve are given up before.

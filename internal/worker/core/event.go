@@ -86,8 +86,10 @@ type (
 	Replayed struct{}
 	// ShardUpdated says that the new parameters of a range are there, in an [Update].
 	ShardUpdated struct{ Range id.Range }
-	// Copied says which of the transfers of an [Update] have a base now.
+	// Copied says which of the transfers of a [CopyBases] or an [Update] have a base now.
 	Copied struct{ Transfers []Transfer }
+	// BasesCopied ends [CopyBases].
+	BasesCopied struct{}
 	// Repeated ends [Repeat].
 	Repeated struct{}
 	// Updated ends [Update].

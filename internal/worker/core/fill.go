@@ -12,8 +12,8 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
-// A range comes to a new holder while training goes on: its source copies the range as it is after a commit, and from then on
-// sends the gradient of every step, too, as soon as it is complete, and the numbers of the update after the commit. The
+// A range comes to a new holder while training goes on: its source copies the range as it is after a commit, at once, and from then
+// on sends the gradient of every step, too, as soon as it is complete, and the numbers of the update after the commit. The
 // destination applies the same updates to the same bits, so that it has what the source has; when a commit makes it the owner, the
 // gradient, which takes long, is there already. Messages carry names of their own, which do not end with the step, and come from
 // memory of their own, so a destination that is behind holds up no other worker.
@@ -27,7 +27,8 @@ const numbersSize = 12
 
 // fills is state on its way to and from holders that are to come.
 type fills struct {
-	fillID    id.Fill // of the newest Fill
+	fillID    id.Fill       // of the newest Fill
+	deferred  *control.Fill // it begins once the order is applied
 	outgoing  []*outgoing
 	incoming  []*incoming
 	due       []*incoming // with an update to be replayed
@@ -38,6 +39,7 @@ type fills struct {
 // outgoing is a range on its way to a new holder.
 type outgoing struct {
 	Transfer
+	tried bool // a copy was made at once; where the source was altered it is made after the next update
 	based bool // the copy is made
 }
 
@@ -57,22 +59,29 @@ type incoming struct {
 	tickets   []Ticket
 }
 
-// fill begins transfers of state in the background.
+// fill takes transfers of state. Those that come while a plan is being applied are made for that plan.
 func (w *Worker) fill(f control.Fill) {
 	if w.over() || f.ID.Compare(w.fillID) <= 0 {
 		return
 	}
 	w.fillID, w.levelSaid = f.ID, false
 	w.endFills(true)
+	if w.order != nil {
+		w.deferred = &f
+		return
+	}
+	w.transfer(f)
+}
+
+// transfer begins transfers of state in the background.
+func (w *Worker) transfer(f control.Fill) {
 	peers := make([]comm.Peer, len(f.Peers))
 	sessions := make(map[id.WorkerID]id.Session)
 	for i, p := range f.Peers {
 		peers[i] = comm.Peer{Session: SessionOf(p.Worker), Addr: p.Addr}
 		sessions[p.ID] = peers[i].Session
 	}
-	if w.order == nil { // whose own members count otherwise
-		w.emit(Admit{peers})
-	}
+	w.emit(Admit{peers})
 	for _, t := range f.Transfers {
 		r := t.Range
 		switch w.me {
@@ -97,7 +106,7 @@ func (w *Worker) endFills(sends bool) {
 			w.cancel(t, false)
 		}
 	}
-	w.outgoing, w.incoming = nil, nil
+	w.outgoing, w.incoming, w.deferred = nil, nil, nil
 	w.emit(Forget{Sends: sends})
 }
 
@@ -111,13 +120,35 @@ func (w *Worker) source(r id.Range) *shard {
 	return nil
 }
 
+// base has the bases of new transfers copied between two tasks, and reports whether there are any.
+func (w *Worker) base() bool {
+	if w.state != Working || w.repairing() {
+		return false
+	}
+	d := CopyBases{Step: w.passed.Step}
+	for _, o := range w.outgoing {
+		if sh := w.source(o.Range); sh != nil && !o.tried && !o.based {
+			o.tried = true
+			d.Copies = append(d.Copies, Copy{o.Transfer, sh.Range})
+		}
+	}
+	if len(d.Copies) > 0 {
+		w.busy = onJob
+		w.emit(d)
+	}
+	return len(d.Copies) > 0
+}
+
 // copied sends the bases that were copied. Others are made after another update: their source was altered, which the next exchange
-// repairs.
+// repairs. Gradients of the step that are complete already follow a base that was copied in it.
 func (w *Worker) copied(all []Transfer) {
 	for _, o := range w.outgoing {
 		if slices.Contains(all, o.Transfer) {
 			o.based = true
 			w.emit(SendFill{Transfer: o.Transfer, Key: key.Base(o.Fill, o.Range), Content: BaseState})
+			if sh := w.source(o.Range); sh != nil && sh.complete && w.step != nil && w.step.number > w.passed.Step {
+				w.feedOne(o, sh)
+			}
 		}
 	}
 }
@@ -126,10 +157,14 @@ func (w *Worker) copied(all []Transfer) {
 func (w *Worker) feed(sh *shard) {
 	for _, o := range w.outgoing {
 		if o.based && sh == w.source(o.Range) {
-			k := key.Increment(o.Fill, o.Range, w.step.number, w.try())
-			w.emit(SendFill{Transfer: o.Transfer, Key: k, Content: Increment, Source: sh.Range})
+			w.feedOne(o, sh)
 		}
 	}
+}
+
+func (w *Worker) feedOne(o *outgoing, sh *shard) {
+	k := key.Increment(o.Fill, o.Range, w.step.number, w.try())
+	w.emit(SendFill{Transfer: o.Transfer, Key: k, Content: Increment, Source: sh.Range})
 }
 
 // tellUpdate sends the numbers of an update to the workers that got the gradients. try is that of the step which was committed.

@@ -38,7 +38,7 @@ func (w *Worker) query(q control.Query) {
 	}
 	w.ballot = q.Ballot
 	// An order that is being applied is withdrawn: the report is about what was before, and must stay true.
-	w.order, w.joining = nil, id.Version{}
+	w.order, w.deferred, w.joining = nil, nil, id.Version{}
 	if w.state != Left {
 		w.to(Sealed)
 	}
@@ -112,7 +112,7 @@ func (w *Worker) receiveOrder(o control.Order) {
 
 // setOrder makes an order the one to be applied now.
 func (w *Worker) setOrder(o control.Order) {
-	w.order = &o
+	w.order, w.deferred = &o, nil
 	if w.passed.Compare(o.Passed) < 0 {
 		w.to(CatchingUp)
 	} else {
@@ -395,6 +395,7 @@ func (w *Worker) apply(o *control.Order) {
 	}
 	w.resumeRepairs(old)
 	clear(w.lossy)
+	deferred := w.deferred
 	w.endFills(false)
 	w.putOff = 0
 	if w.passed != w.start {
@@ -405,6 +406,9 @@ func (w *Worker) apply(o *control.Order) {
 	w.resuming = &control.Applied{Ballot: o.Ballot, Version: o.Plan.Version, Opened: w.opened}
 	if !w.over() {
 		w.to(Working)
+		if deferred != nil {
+			w.transfer(*deferred)
+		}
 	}
 }
 

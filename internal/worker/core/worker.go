@@ -291,6 +291,7 @@ func (w *Worker) taskDone(ev Event) {
 		w.madeStages, w.madeRanges = append(w.madeStages, ev.Stages...), append(w.madeRanges, ev.Ranges...)
 	case Replayed:
 		w.replayed()
+	case BasesCopied:
 	case Repeated:
 		if w.step != nil && w.step.spot != nil {
 			w.step.spot.repeated = true
@@ -312,7 +313,7 @@ func (w *Worker) advance() {
 	}
 	// Between what this worker says in a commit and the update nothing else is computed: the update begins as soon as the
 	// commit is passed.
-	if w.busy == idle && (w.req == nil || w.req.said == nil) && w.replay() || w.state != Working {
+	if w.busy == idle && (w.req == nil || w.req.said == nil) && (w.replay() || w.base()) || w.state != Working {
 		return
 	}
 	if w.req != nil && !w.repairing() {

@@ -490,6 +490,23 @@ func (e *Engine) replay(d core.Replay) {
 	})
 }
 
+// copy copies the bases of transfers.
+func (e *Engine) copy(d core.CopyBases) {
+	sources := e.sources(d.Copies)
+	e.start(taskEnded{event: core.BasesCopied{}}, func(*taskEnded) error {
+		e.mail.put(copied{e.copyBases(d.Copies, sources, d.Step)})
+		return nil
+	})
+}
+
+// sources returns the shards of copies.
+func (e *Engine) sources(copies []core.Copy) (all []*shard) {
+	for _, c := range copies {
+		all = append(all, e.shards[c.Source])
+	}
+	return all
+}
+
 // update applies a committed update to the shards. The loop is told of each that is done, so that its parameters are on their way
 // under the updates of the others.
 func (e *Engine) update(d core.Update) {
@@ -505,10 +522,7 @@ func (e *Engine) update(d core.Update) {
 	for i, sh := range order {
 		digests[i] = e.guard.of(sh.Range)
 	}
-	sources := make([]*shard, len(d.Copies))
-	for i, c := range d.Copies {
-		sources[i] = e.shards[c.Source]
-	}
+	sources := e.sources(d.Copies)
 	sent := e.sent
 	e.sent = nil
 	e.start(taskEnded{
@@ -539,7 +553,7 @@ func (e *Engine) update(d core.Update) {
 	})
 }
 
-// copied brings the bases that an update has copied.
+// copied brings bases.
 type copied struct{ bases map[core.Transfer][]float32 }
 
 // copyBases copies the bases of transfers, but for those whose source was altered, which the next exchange repairs.

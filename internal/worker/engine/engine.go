@@ -256,6 +256,8 @@ func (e *Engine) perform(d core.Duty) {
 		e.prepare(d)
 	case core.Replay:
 		e.replay(d)
+	case core.CopyBases:
+		e.copy(d)
 	case core.Update:
 		e.update(d)
 	case core.Begin:
