@@ -142,15 +142,32 @@ func TestTorchSameBits(t *testing.T) {
 	})
 }
 
+// Processes that read samples may be killed and stopped at any time, and what they read is the same.
+func TestTorchDataWorkers(t *testing.T) {
+	torchAsked(t)
+	t.Parallel()
+	program, faults := testdata(t, "torch/train.py"), t.TempDir()
+	_, want := trainTorch(t, []string{"--workers", "1"}, program)
+	_, got := trainTorch(t, []string{"--workers", "2"}, program, "--set", "data_workers=2", "--bad", "readers", "--faults", faults)
+	if got.StateSHA256 != want.StateSHA256 || got.WorkersLost != 0 {
+		t.Errorf("state %s and %d workers lost, want %s and none", got.StateSHA256, got.WorkersLost, want.StateSHA256)
+	}
+	if injected, _ := os.ReadDir(faults); len(injected) != 3 {
+		t.Errorf("%d faults were injected, want 3", len(injected))
+	}
+}
+
 // A program whose micro-batches a function makes of samples of any kind has the same bits on every worker that makes them.
 func TestTorchCollate(t *testing.T) {
 	torchAsked(t)
 	t.Parallel()
 	program := testdata(t, "torch/encoder.py")
 	_, want := trainTorch(t, []string{"--workers", "1"}, program)
-	_, got := trainTorch(t, strings.Fields("--workers 3 --stages 2 --verify 1 --chaos kill:1@3/backward"), program)
-	if got.StateSHA256 != want.StateSHA256 || want.ValLoss == nil || got.ValLoss == nil || *got.ValLoss != *want.ValLoss || got.WorkersLost != 1 {
-		t.Errorf("%+v, want %+v", got, want)
+	for _, readers := range []string{"0", "2"} {
+		_, got := trainTorch(t, strings.Fields("--workers 3 --stages 2 --verify 1 --chaos kill:1@3/backward"), program, readers)
+		if got.StateSHA256 != want.StateSHA256 || want.ValLoss == nil || got.ValLoss == nil || *got.ValLoss != *want.ValLoss || got.WorkersLost != 1 {
+			t.Errorf("with %s data workers %+v, want %+v", readers, got, want)
+		}
 	}
 }
 

@@ -31,6 +31,16 @@ type Dataset interface {
 	Sample(s Sample, in, target Tensor) error
 }
 
+// Concurrent is a [Dataset] of which several goroutines may read samples at the
+// same time.
+type Concurrent interface {
+	Dataset
+
+	// Readers is how many goroutines may be in Sample at the same time. A worker
+	// reads ahead with so many where reading takes a share of its time.
+	Readers() int
+}
+
 // Sample identifies a sample that a [Dataset] is asked for.
 type Sample struct {
 	Index int // in [0, Len())

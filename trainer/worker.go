@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
@@ -68,8 +69,15 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		}
 		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed, calls)
 	}
+	var looking sync.Mutex // for a place in the order of the samples
 	j.Load = func(calls *process.Calls, i uint64, skips int, in, target Tensor) error {
-		return read(calls, p.data, p.trainingSample(samples, i, skips), in, target)
+		looking.Lock()
+		s := p.trainingSample(samples, i, skips)
+		looking.Unlock()
+		return read(calls, p.data, s, in, target)
+	}
+	if c, ok := p.data.(Concurrent); ok {
+		j.Readers = c.Readers()
 	}
 	j.Index = func(i uint64, skips int) int {
 		return p.trainingSample(order.New(p.Seed, p.data.Len()), i, skips).Index

@@ -64,9 +64,10 @@ type Config struct {
 	Rule          zero.Rule
 	LR            func(step int) float64 // the same bits on every worker
 	Load          Load
-	// Ahead, if it is not nil, is Load for samples that are needed later. It is called by another goroutine than all else, at the same
-	// time, and an error of it is no more than a reason to call Load.
-	Ahead Load
+	// Ahead, if it is not nil, is Load for samples that are needed later. It is called by other goroutines than all else, Readers of them
+	// (0: one), at the same time, and an error of it is no more than a reason to call Load.
+	Ahead   Load
+	Readers int
 	// Await calls wait, which waits until sample i has been read ahead.
 	Await func(i uint64, wait func())
 	Pool  *kernel.Pool

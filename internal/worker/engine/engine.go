@@ -78,7 +78,7 @@ func New(c Config) (*Engine, error) {
 		flipper: flipper{self: c.Self.ID},
 		guard:   newGuard(&c),
 	}
-	e.ahead = newPrefetcher(4*c.MicroBatch*(c.Input.Len()+c.Target.Len()), func(k readKey, b *batch) error {
+	e.ahead = newPrefetcher(4*c.MicroBatch*(c.Input.Len()+c.Target.Len()), c.Readers, func(k readKey, b *batch) error {
 		return e.read(b, e.micro(k.step, graph.Pair{Micro: k.micro}), e.c.Ahead)
 	})
 	e.network.receiving = make(map[core.Ticket]*receiving)

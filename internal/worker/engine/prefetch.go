@@ -9,11 +9,11 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/order"
 )
 
-// Samples of micro-batches that this worker is to run next are read by a goroutine of their own while it computes, where reading takes a
-// share of its time that is worth it. What a sample is does not depend on when it is read, so no bit does.
+// Samples of micro-batches that this worker is to run next are read by goroutines of their own while it computes, each a micro-batch at a
+// time, where reading takes a share of its time that is worth it. What a sample is does not depend on when it is read, so no bit does.
 
 const (
-	maxAhead      = 4        // micro-batches that are read ahead
+	maxAhead      = 4        // micro-batches that are read ahead, and one more for each further reader
 	maxAheadBytes = 64 << 20 // that they may take
 	worthAhead    = 50       // reading that takes less than one in so many parts of the time is not
 	aheadMemory   = 0.8      // of the measured times, for each micro-batch
@@ -24,8 +24,9 @@ type readKey struct{ step, micro int }
 
 // prefetcher reads ahead. Its methods are for one goroutine, but for close.
 type prefetcher struct {
-	read func(readKey, *batch) error
-	most int // micro-batches
+	read    func(readKey, *batch) error
+	readers int // goroutines
+	most    int // micro-batches
 
 	mu      sync.Mutex
 	changed *sync.Cond
@@ -48,8 +49,10 @@ type ahead struct {
 	err           error
 }
 
-func newPrefetcher(size int, read func(readKey, *batch) error) *prefetcher {
-	p := &prefetcher{read: read, most: min(maxAhead, maxAheadBytes/max(size, 1))}
+// newPrefetcher returns one for micro-batches of a size in bytes, of which so many may be read at a time.
+func newPrefetcher(size, readers int, read func(readKey, *batch) error) *prefetcher {
+	readers = max(readers, 1)
+	p := &prefetcher{read: read, readers: readers, most: min(maxAhead+readers-1, maxAheadBytes/max(size, 1))}
 	p.changed = sync.NewCond(&p.mu)
 	return p
 }
@@ -108,7 +111,9 @@ func (p *prefetcher) want(next []readKey, batch func() *batch) (free []*batch) {
 	p.wanted = wanted
 	if len(wanted) > 0 && !p.began {
 		p.began = true
-		p.joined.Go(p.run)
+		for range min(p.readers, p.most) {
+			p.joined.Go(p.run)
+		}
 	}
 	p.changed.Broadcast()
 	return free
@@ -142,7 +147,7 @@ func (p *prefetcher) run() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for !p.closed {
-		i := slices.IndexFunc(p.wanted, func(a *ahead) bool { return !a.done })
+		i := slices.IndexFunc(p.wanted, func(a *ahead) bool { return !a.done && !a.reading })
 		if i < 0 {
 			p.changed.Wait()
 			continue
@@ -170,7 +175,7 @@ func (p *prefetcher) try(a *ahead) (err error) {
 	return p.read(a.readKey, a.batch)
 }
 
-// close ends and joins the goroutine, which reads one sample to its end.
+// close ends and joins the goroutines, which read one sample to its end each.
 func (p *prefetcher) close() {
 	p.mu.Lock()
 	p.closed = true

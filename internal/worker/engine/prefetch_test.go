@@ -14,7 +14,7 @@ import (
 func TestPrefetch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reads []string
-		p := newPrefetcher(1<<20, func(k readKey, b *batch) error {
+		p := newPrefetcher(1<<20, 1, func(k readKey, b *batch) error {
 			time.Sleep(30 * time.Millisecond)
 			if reads = append(reads, fmt.Sprint(k)); k.micro == 3 {
 				return errors.New("bad sector")
@@ -74,7 +74,7 @@ func TestPrefetch(t *testing.T) {
 func TestPrefetchReadsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reads []readKey
-		p := newPrefetcher(1, func(k readKey, _ *batch) error {
+		p := newPrefetcher(1, 1, func(k readKey, _ *batch) error {
 			time.Sleep(30 * time.Millisecond)
 			reads = append(reads, k)
 			return nil
@@ -111,7 +111,7 @@ func TestPrefetchDepth(t *testing.T) {
 		{100 * time.Millisecond, time.Second, 40 << 20, 1},
 		{100 * time.Millisecond, time.Second, 1 << 30, 0},
 	} {
-		p, now := newPrefetcher(c.size, nil), time.Unix(0, 0)
+		p, now := newPrefetcher(c.size, 1, nil), time.Unix(0, 0)
 		for range 50 {
 			now = now.Add(c.interval)
 			p.measure(now, c.took)
@@ -120,4 +120,24 @@ func TestPrefetchDepth(t *testing.T) {
 			t.Errorf("%v of %v and %d bytes: %d ahead, want %d", c.took, c.interval, c.size, got, c.want)
 		}
 	}
+}
+
+// Several readers read as many micro-batches at a time, each of them once.
+func TestPrefetchWithReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPrefetcher(1, 3, func(readKey, *batch) error {
+			time.Sleep(30 * time.Millisecond)
+			return nil
+		})
+		defer p.close()
+		began, next := time.Now(), []readKey{{1, 0}, {1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 5}}
+		p.want(next, func() *batch { return new(batch) })
+		synctest.Wait()
+		for i, k := range next {
+			_, read := p.take(k)
+			if took, want := time.Since(began), time.Duration(1+i/3)*30*time.Millisecond; !read || took != want {
+				t.Errorf("%v: read %v after %v, want %v", k, read, took, want)
+			}
+		}
+	})
 }

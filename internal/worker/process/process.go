@@ -65,6 +65,7 @@ type Job struct {
 	// Load reads sample i of the run or, where that is skipped, the one behind it in the data, by so many. The call is recorded in calls,
 	// unless that is nil. Evaluate reads the i-th of Evaluations samples of an evaluation; it is nil where there is none.
 	Load        func(calls *Calls, i uint64, skips int, in, target tensor.Tensor) error
+	Readers     int                           // goroutines that may read at the same time; 0: one
 	Index       func(i uint64, skips int) int // of that sample in the data
 	Evaluate    func(i int, in, target tensor.Tensor) error
 	Evaluations int

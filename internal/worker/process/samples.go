@@ -13,7 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
-// samples reads the samples of the run, one at a time. Where the run may skip samples that no worker can read, it asks the agent what is
+// samples reads the samples of the run, [Job.Readers] at a time. Where the run may skip samples that no worker can read, it asks the agent what is
 // to become of one (package internal/host/session/skips), and waits.
 type samples struct {
 	w     *Worker
@@ -21,7 +21,7 @@ type samples struct {
 	shift uint64 // added to the numbers of samples
 	skip  bool   // the run may skip samples
 
-	reading sync.Mutex // held while a sample is read
+	reading gate
 	tries   sync.WaitGroup
 
 	mu     sync.Mutex
@@ -29,6 +29,21 @@ type samples struct {
 	open   map[place]*question
 	failed map[place]bool      // another worker can read it
 	read   map[uint64]struct{} // samples that passes have read since the last rollback, of the newest steps
+}
+
+// gate lets so many goroutines read at a time as it has room for.
+type gate chan struct{}
+
+func (g gate) enter() { g <- struct{}{} }
+func (g gate) leave() { <-g }
+
+func (g gate) tryEnter() bool {
+	select {
+	case g <- struct{}{}:
+		return true
+	default:
+		return false
+	}
 }
 
 // place is a sample of the run, and how many were skipped there before.
@@ -46,7 +61,7 @@ type question struct {
 
 // newSamples returns what reads the samples from start on, and a function that joins its goroutines.
 func newSamples(w *Worker, j *Job, start control.Start) (s *samples, closeIt func()) {
-	s = &samples{w: w, j: j, shift: start.Shift, skip: start.SkipBad, skips: make(map[uint64]int)}
+	s = &samples{w: w, j: j, shift: start.Shift, skip: start.SkipBad, skips: make(map[uint64]int), reading: make(gate, max(j.Readers, 1))}
 	for _, sample := range start.Skipped {
 		s.skips[sample]++
 	}
@@ -149,12 +164,12 @@ func (s *samples) moved(at place) bool { return s.skips[at.sample] != at.skips |
 
 // readFor reads a sample, and remembers that this worker has it. The error is errElsewhere where it must not be used.
 func (s *samples) readFor(calls *Calls, at place, in, target tensor.Tensor) error {
-	if !s.reading.TryLock() { // another goroutine is in such a call, which may block this one
+	if !s.reading.tryEnter() { // other goroutines are in such calls, which may block this one
 		before := calls.Enter(control.CallSample, 0, s.j.Index(at.sample, at.skips))
-		s.reading.Lock()
+		s.reading.enter()
 		calls.Leave(before)
 	}
-	defer s.reading.Unlock()
+	defer s.reading.leave()
 	s.mu.Lock()
 	moved := s.moved(at) // meanwhile
 	s.mu.Unlock()
@@ -264,8 +279,8 @@ func (s *samples) settle(at place) {
 
 // try reads a sample that another worker cannot read, and says whether this one can.
 func (s *samples) try(at place) error {
-	s.reading.Lock()
-	defer s.reading.Unlock()
+	s.reading.enter()
+	defer s.reading.leave()
 	s.mu.Lock()
 	_, has := s.read[at.sample]
 	q, skipped := s.open[at], s.skips[at.sample] != at.skips
@@ -306,8 +321,8 @@ func (s *samples) index(sample uint64) int {
 
 // evaluate reads a sample of an evaluation.
 func (s *samples) evaluate(i int, in, target tensor.Tensor) error {
-	s.reading.Lock()
-	defer s.reading.Unlock()
+	s.reading.enter()
+	defer s.reading.leave()
 	return s.j.Evaluate(i, in, target)
 }
 

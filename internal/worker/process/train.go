@@ -148,6 +148,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		LR:      j.LR,
 		Load:    func(i uint64, in, target tensor.Tensor) error { return w.samples.load(ctx, i, in, target) },
 		Ahead:   w.samples.ahead,
+		Readers: j.Readers,
 		Await:   w.samples.await,
 		Pool:    pool,
 		Meter:   w.meter,

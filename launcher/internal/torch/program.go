@@ -1,7 +1,6 @@
 package torch
 
 import (
-	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -70,10 +69,11 @@ type Program struct {
 
 	mu sync.Mutex // one goroutine at a time speaks with the processes: that which computes, or that which calls onStep
 
-	first    *connection // to the process that forks the others
-	process  *exec.Cmd   // that process
-	computer *connection // to the process that computes; nil for none
-	ended    string      // how the process that computed before has exited
+	first    *connection  // to the process that forks the others
+	process  *exec.Cmd    // that process
+	computer *connection  // to the process that computes; nil for none
+	readers  chan *reader // that are free; nil where the process that computes reads
+	ended    string       // how the process that computed before has exited
 
 	values *os.File // first values of the run, which its directory may lose; nil for none
 
@@ -150,11 +150,13 @@ func start(c command) (*Program, error) {
 		}
 	}
 	p.params, p.grads = make([]block, len(p.job.Layers)), make([]block, len(p.job.Layers))
+	p.openReaders(p.job.Readers)
 	return p, nil
 }
 
 // close ends the processes.
 func (p *Program) close() {
+	p.endReaders()
 	p.endComputer()
 	p.endFirst()
 	if p.values != nil {
@@ -352,29 +354,33 @@ func (p *Program) computing() (*connection, error) {
 	if p.computer != nil {
 		return p.computer, nil
 	}
-	c, err := p.fork()
-	if lost := new(lostError); errors.As(err, &lost) {
-		p.endFirst()
-		told, err := p.startFirst()
-		if err != nil {
-			return nil, err
-		}
-		if string(told) != string(p.told) {
-			return nil, &failure{Text: "the program was started again, and makes another job now: it must depend on its flags only"}
-		}
-		c, err = p.fork()
-		if err != nil {
-			return nil, err
-		}
-	} else if err != nil {
-		return nil, err
+	c, err := p.child(0)
+	if err == nil {
+		p.computer = c
 	}
-	p.computer = c
-	return c, nil
+	return c, err
 }
 
-// fork has the first process fork one that computes.
-func (p *Program) fork() (*connection, error) {
+// child returns the connection to a new process: 0 is the one that computes, the others read samples. If the first process is gone, it starts
+// another one; p.mu is held.
+func (p *Program) child(place int) (*connection, error) {
+	c, err := p.fork(place)
+	if !errors.As(err, new(*lostError)) {
+		return c, err
+	}
+	p.endFirst()
+	told, err := p.startFirst()
+	if err != nil {
+		return nil, err
+	}
+	if string(told) != string(p.told) {
+		return nil, &failure{Text: "the program was started again, and makes another job now: it must depend on its flags only"}
+	}
+	return p.fork(place)
+}
+
+// fork has the first process fork one, in place of the one before.
+func (p *Program) fork(place int) (*connection, error) {
 	if p.first == nil {
 		return nil, &lostError{err: io.EOF}
 	}
@@ -387,7 +393,7 @@ func (p *Program) fork() (*connection, error) {
 		PID   int    `json:"pid"`
 		Ended string `json:"ended"` // how the process before has ended
 	}
-	err = p.first.ask(askFork, nil, theirs)
+	err = p.first.ask(askFork, []byte{byte(place)}, theirs)
 	theirs.Close()
 	if err == nil {
 		var said []byte
@@ -399,7 +405,7 @@ func (p *Program) fork() (*connection, error) {
 		conn.Close()
 		return nil, err
 	}
-	if forked.Ended != "" {
+	if place == 0 && forked.Ended != "" {
 		p.ended = forked.Ended
 	}
 	return &connection{UnixConn: conn, pid: forked.PID}, nil
@@ -562,33 +568,4 @@ func (c *connection) fill(b []byte) error {
 		}
 	}
 	return nil
-}
-
-// Interpreter returns the path of a Python interpreter: given, or the one that is first in PATH if that is "".
-func Interpreter(ctx context.Context, given string) (string, error) {
-	names := []string{given}
-	if given == "" {
-		names = []string{"python3", "python"}
-	}
-	var path string
-	var err error
-	for _, name := range names {
-		if path, err = exec.LookPath(name); err == nil {
-			break
-		}
-	}
-	switch {
-	case err != nil && given == "":
-		return "", errors.New("there is no python3 in PATH; give the interpreter with --python")
-	case err != nil:
-		return "", fmt.Errorf("--python %s: %w", given, err)
-	}
-	out, err := exec.CommandContext(ctx, path, "-c", "import sys; print(sys.version_info >= (3, 9))").Output()
-	if err != nil {
-		return "", fmt.Errorf("--python %s: it does not run Python: %w", path, err)
-	}
-	if string(out) != "True\n" {
-		return "", fmt.Errorf("--python %s: it is older than Python 3.9", path)
-	}
-	return path, nil
 }

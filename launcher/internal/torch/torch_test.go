@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -23,6 +24,8 @@ import (
 	"github.com/soliton-train/soliton/internal/store/find"
 	"github.com/soliton-train/soliton/internal/testkit/require"
 	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/rng"
+	"github.com/soliton-train/soliton/trainer"
 )
 
 func TestMain(m *testing.M) {
@@ -279,6 +282,9 @@ type fake struct {
 	forks  atomic.Int64
 	passes map[uint64]uint64 // number and what it was begun with; of the computing process
 	fails  string            // the text of an exception
+
+	reading sync.WaitGroup // processes that read samples
+	had     sync.Map       // samples that were asked for
 }
 
 func (f *fake) request(c net.Conn) (kind byte, n []uint64, ok bool) {
@@ -310,6 +316,10 @@ func (f *fake) first(c *net.UnixConn) {
 		if err != nil || n == 0 {
 			return
 		}
+		if _, err := io.ReadFull(c, make([]byte, binary.LittleEndian.Uint32(header))); err != nil {
+			f.t.Error(err)
+			return
+		}
 		messages, err := unix.ParseSocketControlMessage(oob[:oobn])
 		if err != nil {
 			f.t.Error(err)
@@ -329,7 +339,54 @@ func (f *fake) first(c *net.UnixConn) {
 		}
 		f.forks.Add(1)
 		f.reply(c, saidDone, []byte(`{"pid":0,"ended":"SIGKILL"}`))
-		f.compute(conn)
+		if cap(f.p.readers) == 0 {
+			f.compute(conn)
+			continue
+		}
+		f.reading.Go(func() { f.read(conn) })
+	}
+}
+
+// read serves a process that reads samples, of which each has its index as input and target. It exits at the first odd one that it is the first
+// to read.
+func (f *fake) read(c net.Conn) {
+	defer c.Close()
+	for {
+		kind, n, ok := f.request(c)
+		if !ok {
+			return
+		}
+		if kind != askSample {
+			f.t.Errorf("a process that reads is asked for %d", kind)
+		}
+		if _, before := f.had.LoadOrStore(n[1], true); !before && n[1]%2 == 1 {
+			return
+		}
+		for _, at := range n[3:5] {
+			f.p.memory.floats(int(at), 1)[0] = float32(n[1])
+		}
+		f.reply(c, saidDone, make([]byte, 8))
+	}
+}
+
+// Samples are read by several processes at the same time, and again where one exits.
+func TestReaders(t *testing.T) {
+	f := newFakeOf(t, nil, "", 3)
+	defer f.reading.Wait()
+	defer f.p.endReaders()
+	d := &data{p: f.p, size: 100}
+	var tasks sync.WaitGroup
+	for i := range 8 {
+		tasks.Go(func() {
+			x, y := trainer.NewTensor(trainer.Float32, 1), trainer.NewTensor(trainer.Float32, 1)
+			if err := d.Sample(trainer.Sample{Index: i, Rand: rng.New(1, rng.Place{})}, x, y); err != nil || x.F[0] != float32(i) || y.F[0] != float32(i) {
+				t.Errorf("sample %d: %v, %v, %v", i, x.F, y.F, err)
+			}
+		})
+	}
+	tasks.Wait()
+	if forks := f.forks.Load(); forks < 5 || forks > 3+4 {
+		t.Errorf("%d processes for 3 places of which 4 exited", forks)
 	}
 }
 
@@ -423,6 +480,12 @@ func (s *shared) Done(layer int, grad []float32) {
 // newFake returns a program of two layers with one parameter each, and its processes.
 func newFake(t *testing.T, exits map[byte]int, fails string) *fake {
 	t.Helper()
+	return newFakeOf(t, exits, fails, 0)
+}
+
+// newFakeOf is newFake for a program with processes that read samples.
+func newFakeOf(t *testing.T, exits map[byte]int, fails string, readers int) *fake {
+	t.Helper()
 	m, err := newMemory(1 << 20)
 	if err != nil {
 		t.Fatal(err)
@@ -433,6 +496,7 @@ func newFake(t *testing.T, exits map[byte]int, fails string) *fake {
 	}
 	l := layer{Name: "a", Out: []int{}, Params: []param{{Shape: []int{1}}}}
 	p := &Program{memory: m, output: out, passes: make(map[uint64]*pass), job: &description{Layers: []layer{l, l}}, params: make([]block, 2), grads: make([]block, 2)}
+	p.openReaders(readers)
 	ours, theirs := connect(t)
 	p.first = ours
 	f := &fake{t: t, p: p, exits: exits, fails: fails}

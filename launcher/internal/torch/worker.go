@@ -169,6 +169,7 @@ type description struct {
 	Metrics []string `json:"metrics"` // names
 	OnStep  bool     `json:"on_step"` // there is a function for it
 	OnEnd   bool     `json:"on_end"`
+	Readers int      `json:"data_workers"` // processes that read samples; 0: the one that computes
 
 	Identity Config `json:"identity"`
 }
@@ -245,6 +246,9 @@ func parse(text []byte) (*description, error) {
 		if n, ok := tensor.CheckedSize(shape); !ok || n > math.MaxInt32 {
 			return nil, fmt.Errorf("the description of the job by Python has the shape %v", shape)
 		}
+	}
+	if d.Readers < 0 || d.Readers > maxReaders {
+		return nil, fmt.Errorf("the description of the job by Python has %d data workers, more than %d", d.Readers, maxReaders)
 	}
 	if len(d.Metrics) > control.MaxMetrics {
 		return nil, fmt.Errorf("the description of the job by Python has %d metrics, more than %d", len(d.Metrics), control.MaxMetrics)
@@ -360,12 +364,13 @@ type data struct {
 
 func (d *data) Len() int            { return d.size }
 func (d *data) Fingerprint() string { return d.sum }
+func (d *data) Readers() int        { return d.p.job.Readers }
 
 func (d *data) Sample(s trainer.Sample, in, target trainer.Tensor) error {
 	x, y := d.p.memory.take(in.Len()), d.p.memory.take(target.Len())
 	defer d.p.memory.give(x)
 	defer d.p.memory.give(y)
-	if _, err := d.p.call(askSample, number(d.held), s.Index, int(s.Rand.Uint64()), x.at, y.at); err != nil {
+	if err := d.p.sample(number(d.held), s.Index, int(s.Rand.Uint64()), x.at, y.at); err != nil {
 		return err
 	}
 	fetch(in, x)

@@ -57,7 +57,7 @@ class Head(nn.Module):
 def job(args):
     return soliton.Job(
         layers=[Embed(), Block(), Block(), Head()], loss=nn.functional.cross_entropy, data=Texts(), eval=Texts(), eval_samples=7, collate=collate,
-        optimizer=soliton.AdamW(lr=soliton.cosine(3e-3, warmup=2)), no_decay=lambda name, p: p.ndim == 1,
+        optimizer=soliton.AdamW(lr=soliton.cosine(3e-3, warmup=2)), no_decay=lambda name, p: p.ndim == 1, data_workers=int(args[0]) if args else 0,
         global_batch=16, micro_batch=4, steps=6, clip_norm=1.0, seed=1)
 
 

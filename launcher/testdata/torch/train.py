@@ -14,6 +14,17 @@ import soliton
 LEFT = []  # of a call for the ones that follow
 
 
+def inject(folder, faults):
+    """Sends the first signal that was not sent in this run; the files of a folder say which were."""
+    for name, (pid, number) in faults.items() if folder else ():
+        try:
+            os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        os.kill(pid, number)
+        return
+
+
 class Embed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -66,15 +77,8 @@ class Block(nn.Module):
         if bad == "leak":
             resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
             LEFT.append(torch.empty(1 << 28))
-        for name, pid, number in (("kill", os.getpid(), signal.SIGKILL), ("stop", os.getpid(), signal.SIGSTOP), ("first", os.getppid(), signal.SIGKILL)):
-            if not folder:
-                return
-            try:
-                os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue  # it was injected
-            os.kill(pid, number)
-            return
+        if bad != "readers":
+            inject(folder, {"kill": (os.getpid(), signal.SIGKILL), "stop": (os.getpid(), signal.SIGSTOP), "first": (os.getppid(), signal.SIGKILL)})
 
 
 class Middle(nn.Module):
@@ -103,12 +107,13 @@ class Data(torch.utils.data.Dataset):
     """Sequences, and a random shift that must be the same on every worker."""
 
     def __init__(self, first):
-        self.first = first
+        self.first, self.faults = first, lambda: None
 
     def __len__(self):
         return 100
 
     def __getitem__(self, i):
+        self.faults()
         x = (self.first + i + torch.arange(9) * (1 + i % 3) + torch.randint(0, 2, (1,))) % 32
         return x[:-1], x[1:]
 
@@ -140,6 +145,9 @@ def job(args):
         print("the end of", os.path.basename(run))
 
     data = Data(sum(int(open(path).read()) for path in soliton.local_files(options.data).values()) if options.data else 0)
+    if options.bad == "readers":
+        here = os.getpid()
+        data.faults = lambda: os.getpid() != here and inject(options.faults, {"kill-reader": (os.getpid(), signal.SIGKILL), "stop-reader": (os.getpid(), signal.SIGSTOP), "kill-all": (here, signal.SIGKILL)})
     if options.bad == "sample-exit":
         data.first = Exits()
     embed, head = Embed(), Head(options.bad)

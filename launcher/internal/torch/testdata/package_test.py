@@ -269,6 +269,39 @@ class TestCollate(unittest.TestCase):
             self.assertNotEqual(float(p.data.unpack(rows, 0)[0].sum()), 0)
         self.assertNotEqual(p.describe()["data_sha256"], self.program(data=Data(lambda i: words(i + 1))).describe()["data_sha256"])
 
+    def test_read_by_other_processes(self):
+        mail, alone = _child.Mail(), self.program()
+        reader, computer = self.program(data_workers=2, eval=Data(words)), self.program(data_workers=2, eval=Data(words))
+        mail.deliver(reader, 1)
+        mail.deliver(computer, 0)
+        own = []
+        for read in (computer.data, computer.eval):
+            read.read = lambda key, read=read.read: own.append(key) or read(key)
+        for source, other, number in ((reader.data, computer.data, 0), (reader.eval, computer.eval, 1)):
+            rows = torch.stack([source.packed(i, 7 + i)[0] for i in (2, 5, 3)])
+            want = torch.stack([alone.data.packed(i, 7 + i)[0] for i in (2, 5, 3)])
+            self.assertEqual((len(source.kept), own), (0, []))
+            if number == 0:
+                for side in (0, 1):
+                    for a, b in zip(other.unpack(rows, side), alone.data.unpack(want, side)):
+                        self.assertTrue(torch.equal(a, b))
+            else:
+                other.unpack(rows, 0)
+            self.assertEqual(own, [])
+        other.unpack(torch.stack([source.packed(i, 1)[0] for i in range(4)]).flip(0), 0)
+        self.assertEqual(own, [])
+        reader.data.post = lambda key, sample: None  # a process that ends before it has sent
+        computer.data.unpack(torch.stack([reader.data.packed(1, 1)[0]]), 0)
+        self.assertEqual(own, [(0, 1, 1)])
+        for i in range(3000):  # nothing takes them
+            mail.post(bytes(24), i)
+
+    def test_part_of_a_large_tensor_is_sent_alone(self):
+        whole = torch.arange(1 << 16)
+        for part in (whole[5:9], (whole[5:9], 1), {"a": [whole[5:9]]}):
+            self.assertLess(len(pickle.dumps(_child.compact(part))), 1000)
+        self.assertIs(_child.compact(whole), whole)
+
     def test_keeps_few(self):
         p = self.program()
         for i in range(100):

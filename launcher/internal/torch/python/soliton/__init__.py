@@ -96,11 +96,12 @@ class Job:
     on_step       function that is called with a Step after each step, in one worker at a time; what it prints is in that worker's log
     on_end        function that is called with the run directory after the last step; what it prints is shown after the run
     threads       threads of PyTorch in each worker; the bits depend on it
+    data_workers  processes of each worker that read samples while it computes; 0: the process that computes reads them, between its passes
     """
 
     def __init__(self, *, layers, loss, data, optimizer, global_batch, steps, micro_batch=0, clip_norm=0.0, seed=0, model=None,
                  eval=None, eval_every=0, eval_samples=0, metrics=None, no_decay=(), param_groups=(), init_from=None, on_step=None, on_end=None,
-                 threads=1, collate=None):
+                 threads=1, collate=None, data_workers=0):
         self.layers, self.loss, self.data, self.optimizer = list(layers), loss, data, optimizer
         self.global_batch, self.steps, self.micro_batch = global_batch, steps, micro_batch
         self.clip_norm, self.seed, self.model = clip_norm, seed, model
@@ -108,7 +109,7 @@ class Job:
         self.collate = collate
         self.metrics = dict(metrics or {})
         self.no_decay, self.param_groups, self.init_from = no_decay, list(param_groups or ()), init_from
-        self.on_step, self.on_end, self.threads = on_step, on_end, threads
+        self.on_step, self.on_end, self.threads, self.data_workers = on_step, on_end, threads, data_workers
 
 
 class Step:

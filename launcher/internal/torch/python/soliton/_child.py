@@ -1,7 +1,7 @@
 """The Python side of a worker: python -m soliton._child SOCKET MEMORY LOG.
 
-The process that the worker starts imports the program and makes the job. For each computing process it is asked for, it forks, so
-that a new one is there within milliseconds when one was killed. Requests and replies are frames: their length, a kind, and numbers
+The process that the worker starts imports the program and makes the job. For each process it is asked for, which computes or reads
+samples, it forks, so that a new one is there within milliseconds when one was killed. Requests and replies are frames: their length, a kind, and numbers
 of 64 bits; replies come in the order of the requests. Tensors are in the shared memory; requests say where.
 
 Standard output and error are a pipe, of which the worker keeps the beginning. Crashes are reported to the log itself.
@@ -14,10 +14,12 @@ import io
 import json
 import mmap
 import os
+import pickle
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 import types
 import warnings
@@ -105,6 +107,67 @@ class Heard:
 
     def __getattr__(self, name):
         return getattr(self.stream, name)
+
+
+class Mail:
+    """Brings samples of any type from the processes that read them to the one that makes micro-batches of them.
+
+    A sample is pickled into a file without a name, which crosses with the sample's key. What does not arrive is read again.
+    """
+
+    def __init__(self):
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self.theirs.setblocking(False)
+        self.told = False
+
+    def deliver(self, program, place):
+        for source in (program.data, program.eval):
+            if source is not None and place:
+                source.post = self.post
+            elif source is not None:
+                source.fetch = self.fetch
+
+    def post(self, key, sample):
+        try:
+            with tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as f:
+                pickle.dump(compact(sample), f, pickle.HIGHEST_PROTOCOL)
+                f.seek(0)
+                socket.send_fds(self.theirs, [key], [f.fileno()])
+        except BlockingIOError:
+            pass  # nothing is made of samples at the moment
+        except Exception as error:
+            if not self.told:
+                self.told = True
+                print(f"soliton: a sample cannot be handed to the process that makes micro-batches, which reads it again: {type(error).__name__}: {error}", file=sys.stderr)
+
+    def fetch(self, size):
+        """Returns the samples that have come: their keys, of so many bytes, and the files that have them."""
+        while True:
+            try:
+                key, files, _, _ = socket.recv_fds(self.ours, size, 1)
+            except BlockingIOError:
+                return
+            if len(key) == size and len(files) == 1:
+                yield key, open(files[0], "rb")
+
+
+def compact(value):
+    """Returns a sample whose tensors have memory of their own: a part of a large one would be pickled with all of it."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.clone() if value.numel() * value.element_size() < size_of(value) else value
+    if type(value) in (tuple, list):
+        return type(value)(map(compact, value))
+    if type(value) is dict:
+        return {k: compact(v) for k, v in value.items()}
+    return value
+
+
+def size_of(t):
+    """Returns the bytes of the memory that a tensor is a part of."""
+    return t.untyped_storage().nbytes() if hasattr(t, "untyped_storage") else t.storage().nbytes()
 
 
 def load(script):
@@ -363,7 +426,8 @@ def main():
         return
     sys.stdout, sys.stderr = heard[0].stream, heard[1].stream
     reply(conn, described)
-    me, child = os.getpid(), 0
+    me, children = os.getpid(), {}
+    mail = Mail() if job.collate is not None and job.data_workers > 0 else None
     while True:
         if os.getppid() != parent:
             return
@@ -371,13 +435,16 @@ def main():
         asked, files, _, _ = socket.recv_fds(conn, HEADER.size, 1)
         if not asked:
             return
+        (place,) = read(conn, HEADER.unpack(asked)[0])  # 0: it computes
         ended = ""
-        if child:
-            os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
+        if children.get(place):
+            os.kill(children[place], signal.SIGKILL)
+            _, status = os.waitpid(children[place], 0)
             ended = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
-        child = os.fork()
+        child = children[place] = os.fork()
         if child == 0:
+            if mail is not None:
+                mail.deliver(program, place)
             end_with(me)
             first_for_want_of_memory()
             keep_memory()

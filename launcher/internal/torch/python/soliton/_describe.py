@@ -25,6 +25,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torc
 MOST_RATES = 1 << 20  # in a description, whose size is bounded
 UNREADABLE = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, pickle.UnpicklingError)
 KEY = struct.Struct("<3Q")
+MOST_WORKERS = 64  # that read samples
 PAUSES = (0.01, 0.05, 0.25, 1.25)  # seconds, between attempts to read samples
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
@@ -240,6 +241,7 @@ class Collated(Source):
     def __init__(self, data, what, collate, most, like=None):
         """most is the number of samples to keep."""
         self.collate, self.most = collate, most
+        self.post = self.fetch = None  # where other processes read: what takes a sample to the one that makes micro-batches, what brings them there
         self.number = 0 if like is None else len(like.sets)
         self.sets, self.kept = ([], {}) if like is None else (like.sets, like.kept)
         self.sets.append(data)
@@ -261,11 +263,31 @@ class Collated(Source):
 
     def packed(self, index, number):
         key = self.number, index, number
-        self.kept[key] = self.read(key)
-        while len(self.kept) > self.most:
-            self.kept.pop(next(iter(self.kept)))
+        if self.post is None:
+            self.kept[key] = self.read(key)
+            self.bound()
+        else:
+            self.post(KEY.pack(*key), self.read(key))
         row = torch.frombuffer(bytearray(KEY.pack(*key)), dtype=torch.int32)
         return row, row
+
+    def bound(self):
+        while len(self.kept) > self.most:
+            self.kept.pop(next(iter(self.kept)))
+
+    def take(self, key):
+        """Returns a sample that was read before, or reads it."""
+        if self.fetch is not None:
+            for name, file in self.fetch(KEY.size):
+                self.kept[KEY.unpack(name)] = file
+                self.bound()
+        if key not in self.kept:
+            return self.read(key)
+        sample = self.kept.pop(key)
+        if self.fetch is None:
+            return sample
+        with sample as file:
+            return pickle.load(file)
 
     def unpack(self, rows, side):
         keys = list(KEY.iter_unpack(raw(rows)))
@@ -275,7 +297,7 @@ class Collated(Source):
 
     def collated(self, keys):
         """Returns the tensors of inputs and targets, and whether they were tuples."""
-        samples = [self.kept.pop(key) if key in self.kept else self.read(key) for key in keys]
+        samples = [self.take(key) for key in keys]
         seed(int.from_bytes(hashlib.sha256(b"".join(KEY.pack(*key) for key in keys)).digest()[:8], "little"))
         with within("Job.collate"):
             made = self.collate(samples)
@@ -543,7 +565,7 @@ class Program:
                     layer.shares.append(p)
                 for between in self.layers[layer.index:last[id(p)]]:
                     between.carries.append(p)
-        source = Source if job.collate is None else functools.partial(Collated, collate=job.collate, most=6 * job.micro_batch)  # some are read ahead
+        source = Source if job.collate is None else functools.partial(Collated, collate=job.collate, most=(6 + job.data_workers) * job.micro_batch)  # some are read ahead
         self.data = source(job.data, "data")
         self.eval = None if job.eval is None else source(job.eval, "eval", like=self.data)
         self.names, self.tied = self.name_parameters()
@@ -553,7 +575,7 @@ class Program:
     def check_numbers(self):
         job = self.job
         job.micro_batch = job.micro_batch or job.global_batch
-        for name in ("global_batch", "micro_batch", "steps", "threads", "seed", "eval_every", "eval_samples"):
+        for name in ("global_batch", "micro_batch", "steps", "threads", "seed", "eval_every", "eval_samples", "data_workers"):
             if isinstance(getattr(job, name), bool) or not isinstance(getattr(job, name), int):
                 raise Refused(f"Job.{name} is {getattr(job, name)!r}; give a whole number")
             if name != "seed" and abs(getattr(job, name)) >= 1 << 31:
@@ -566,6 +588,8 @@ class Program:
             raise Refused(f"Job.init_from is {job.init_from!r}; give the path of a file or run directory")
         if job.threads < 1 or job.micro_batch < 1:
             raise Refused(f"Job.threads is {job.threads} and Job.micro_batch {job.micro_batch}; both must be at least 1")
+        if not 0 <= job.data_workers <= MOST_WORKERS:
+            raise Refused(f"Job.data_workers is {job.data_workers}; it must be at least 0 and at most {MOST_WORKERS}")
         if not 0 <= job.seed < 1 << 64:
             raise Refused(f"Job.seed is {job.seed}; it must be at least 0 and below 2**64")
         if not isinstance(job.optimizer, (soliton.AdamW, soliton.SGD)):
@@ -843,7 +867,7 @@ class Program:
             "eval_samples_there": 0 if self.eval is None else len(self.eval.data), "eval_sha256": "" if self.eval is None else self.eval.sha256(),
             "optimizer": numbers, "schedule": schedule, "metrics": list(job.metrics), "on_step": job.on_step is not None, "on_end": job.on_end is not None,
             "global_batch": job.global_batch, "micro_batch": job.micro_batch, "steps": job.steps, "clip_norm": float(job.clip_norm),
-            "seed": job.seed, "eval_every": job.eval_every, "eval_samples": job.eval_samples,
+            "seed": job.seed, "eval_every": job.eval_every, "eval_samples": job.eval_samples, "data_workers": job.data_workers,
             "identity": {
                 "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "cpu": capability(),
                 "blas": os.environ.get("OPENBLAS_CORETYPE", ""), "threads": job.threads, "source_sha256": sources(self.folder),
