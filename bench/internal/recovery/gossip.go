@@ -5,6 +5,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
@@ -63,7 +64,7 @@ func gossipOf(n int, length time.Duration, trials int, detect time.Duration) err
 		// Each member tells the news of each other one some dozen times over. What all would say at once is more than these processors
 		// can hear before they suspect each other.
 		if have := i + 1; have%max(joinWave, n/10) == 0 || have == n {
-			if err := b.until(formLimit(n), have, "know all members", func(k known) bool { return k.alive == have }); err != nil {
+			if err := b.form(have); err != nil {
 				return err
 			}
 		}
@@ -100,9 +101,34 @@ func gossipOf(n int, length time.Duration, trials int, detect time.Duration) err
 // joinWave is how many members join before all are to know of them, at least; a tenth in large rings.
 const joinWave = 25
 
-// formLimit bounds how long members take to know each other. What a member has not heard of at once it learns when it exchanges all
-// that it knows with another one, which memberlist does the less often the larger a ring is: six times less often with 600 members.
-func formLimit(n int) time.Duration { return max(2*time.Minute, time.Duration(n)*time.Second) }
+// formAgain is after how long members that do not know all others yet exchange all that they know with another one. By themselves they do
+// so every three times the detection time, and memberlist does it six times less often with 600 members: with the detection times of large
+// rings here, every 11 minutes.
+const formAgain = 20 * time.Second
+
+// form waits until the first n members know each other.
+func (b *board) form(n int) error {
+	all := func(k known) bool { return k.alive == n }
+	for began := time.Now(); ; {
+		err := b.until(formAgain, n, "know all members", all)
+		if err == nil || time.Since(began) > 10*formAgain {
+			return err
+		}
+		b.mu.Lock()
+		var lack []*gossip.Ring
+		for _, k := range b.members[:n] {
+			if !all(k) {
+				lack = append(lack, k.ring)
+			}
+		}
+		b.mu.Unlock()
+		for _, r := range lack {
+			if err := r.Join(context.Background(), b.members[rand.IntN(n)].ring.Addr()); err != nil {
+				return err
+			}
+		}
+	}
+}
 
 // board has what each member of a ring knows.
 type board struct {
