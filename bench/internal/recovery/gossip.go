@@ -104,14 +104,14 @@ const joinWave = 25
 // formAgain is after how long members that do not know all others yet exchange all that they know with another one. By themselves they do
 // so every three times the detection time, and memberlist does it six times less often with 600 members: with the detection times of large
 // rings here, every 11 minutes.
-const formAgain = 20 * time.Second
+const formAgain = 5 * time.Second
 
 // form waits until the first n members know each other.
 func (b *board) form(n int) error {
 	all := func(k known) bool { return k.alive == n }
 	for began := time.Now(); ; {
 		err := b.until(formAgain, n, "know all members", all)
-		if err == nil || time.Since(began) > 10*formAgain {
+		if err == nil || time.Since(began) > 40*formAgain {
 			return err
 		}
 		b.mu.Lock()
