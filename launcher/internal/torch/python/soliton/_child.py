@@ -142,14 +142,15 @@ class Mail:
                 print(f"soliton: a sample cannot be handed to the process that makes micro-batches, which reads it again: {type(error).__name__}: {error}", file=sys.stderr)
 
     def fetch(self, size):
-        """Returns the samples that have come: their keys, of so many bytes, and the files that have them."""
+        """Returns the samples that have come: their keys, of so many bytes, and the samples pickled."""
         while True:
             try:
                 key, files, _, _ = socket.recv_fds(self.ours, size, 1)
             except BlockingIOError:
                 return
             if len(key) == size and len(files) == 1:
-                yield key, open(files[0], "rb")
+                with open(files[0], "rb") as f:
+                    yield key, f.read()
 
 
 def compact(value):

@@ -278,16 +278,13 @@ class Collated(Source):
     def take(self, key):
         """Returns a sample that was read before, or reads it."""
         if self.fetch is not None:
-            for name, file in self.fetch(KEY.size):
-                self.kept[KEY.unpack(name)] = file
+            for name, pickled in self.fetch(KEY.size):
+                self.kept[KEY.unpack(name)] = pickled
                 self.bound()
         if key not in self.kept:
             return self.read(key)
         sample = self.kept.pop(key)
-        if self.fetch is None:
-            return sample
-        with sample as file:
-            return pickle.load(file)
+        return sample if self.fetch is None else pickle.loads(sample)
 
     def unpack(self, rows, side):
         keys = list(KEY.iter_unpack(raw(rows)))
