@@ -308,7 +308,7 @@ func (r *relay) watchLeader(ctx context.Context, host int) reach.Finding {
 			return p.found
 		}
 		if heard.After(h.Heard) {
-			h.Hear(heard)
+			h.Hear(heard, timing.HostHeartbeat)
 		}
 		lateness := now.Sub(due)
 		looks.Look(times.Leader(), now, lateness, nil)

@@ -298,7 +298,7 @@ func (r *roster) unlinked(now time.Time, e hostUnlinked) {
 func (r *roster) said(e hostSaid) []session.Event {
 	h := &r.hosts[e.host]
 	if e.at.After(h.heard.Heard) {
-		h.heard.Hear(e.at)
+		h.heard.Hear(e.at, timing.HostHeartbeat)
 	}
 	var who id.Session
 	switch m := e.m.(type) {

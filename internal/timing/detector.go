@@ -16,6 +16,8 @@ import (
 type Detector struct {
 	// Least is how long a peer may be silent, however regularly it was heard. Most bounds the silence of an irregular one.
 	Least, Most time.Duration
+	// Every is the time between two heartbeats of the peer.
+	Every time.Duration
 	// Pause is a silence that is allowed beyond the intervals so far.
 	Pause time.Duration
 	// Deviation is the least deviation that intervals are taken to have.
@@ -41,13 +43,13 @@ const (
 	ebb = 0.9
 )
 
-// Intervals are the mean and the deviation of the newest intervals at which something was heard. The zero value has
-// heard heartbeats exactly in time.
-type Intervals struct{ late, square float64 } // means of the seconds beyond Heartbeat, and of their squares
+// Intervals are the mean and the deviation of the newest intervals at which something was heard, relative to the time between two of
+// its heartbeats. The zero value has heard them exactly in time.
+type Intervals struct{ late, square float64 } // means of the seconds beyond that time, and of their squares
 
-// Add takes in an interval.
+// Add takes in an interval that is so much longer than the time between two heartbeats, or shorter.
 func (i *Intervals) Add(d time.Duration) {
-	late := (d - Heartbeat).Seconds()
+	late := d.Seconds()
 	i.late += (late - i.late) / memory
 	i.square += (late*late - i.square) / memory
 }
@@ -61,11 +63,11 @@ func Pool(all []Intervals) (pool Intervals) {
 	return pool
 }
 
-// limit returns the silence at which the suspicion reaches phi.
+// limit returns the silence beyond the time between two heartbeats at which the suspicion reaches phi.
 func (i Intervals) limit(deviation time.Duration, phi float64) time.Duration {
 	sigma := max(math.Sqrt(max(i.square-i.late*i.late, 0)), deviation.Seconds())
 	seconds := i.late + (phi*math.Ln10-1)*sigma
-	return Heartbeat + time.Duration(min(seconds, 1e9)*float64(time.Second))
+	return time.Duration(min(seconds, 1e9) * float64(time.Second))
 }
 
 // Crowd is how many threads wait for each processor of a machine. The intervals of heartbeats tell of it only after some have been
@@ -99,11 +101,11 @@ type History struct {
 	excused   time.Duration // time since Heard that does not count
 }
 
-// Hear takes in that the peer was heard. What comes within half a heartbeat of the message before says nothing about
-// lateness.
-func (h *History) Hear(now time.Time) {
-	if silence := h.Silence(now); !h.Heard.IsZero() && silence >= Heartbeat/2 {
-		h.Intervals.Add(silence)
+// Hear takes in that a peer was heard that sends a heartbeat every so often. What comes within half of that time after the message
+// before says nothing about lateness.
+func (h *History) Hear(now time.Time, every time.Duration) {
+	if silence := h.Silence(now); !h.Heard.IsZero() && silence >= every/2 {
+		h.Intervals.Add(silence - every)
 	}
 	h.Restart(now)
 }
@@ -124,7 +126,7 @@ func (h *History) Silence(now time.Time) time.Duration {
 func (d Detector) Limit(intervals ...Intervals) time.Duration {
 	limit := d.Least
 	for _, i := range intervals {
-		limit = max(limit, d.Pause+d.crowd+i.limit(d.Deviation, d.Phi))
+		limit = max(limit, d.Every+d.Pause+d.crowd+i.limit(d.Deviation, d.Phi))
 	}
 	return min(limit, d.Most)
 }
@@ -157,7 +159,7 @@ type Looks struct {
 // time again, since some continue later than others. After [Hold] they are to blame all the same. It reports whether it excused them.
 func (l *Looks) Look(d Detector, now time.Time, lateness time.Duration, peers []*History) (excused bool) {
 	if !d.Stopped(lateness) { // else all silence is forgiven already
-		l.Intervals.Add(Heartbeat + max(lateness, 0))
+		l.Intervals.Add(max(lateness, 0))
 	}
 	elapsed := now.Sub(l.last)
 	first := l.last.IsZero()
@@ -183,7 +185,7 @@ func (l *Looks) Look(d Detector, now time.Time, lateness time.Duration, peers []
 
 // accrual returns the detector of a peer with heartbeats.
 func (p Policy) accrual() Detector {
-	return Detector{Least: p.Detect, Most: p.Longest, Pause: p.Pause, Deviation: p.Deviation, Late: p.Late, Phi: Phi}
+	return Detector{Least: p.Detect, Most: p.Longest, Every: Heartbeat, Pause: p.Pause, Deviation: p.Deviation, Late: p.Late, Phi: Phi}
 }
 
 // regular returns the detector of a peer whose intervals say nothing.
@@ -201,7 +203,11 @@ func (p Policy) Worker(training bool) Detector {
 }
 
 // Follower returns the detector of the leader for a host with a connection.
-func (p Policy) Follower() Detector { return Of(p.Host).accrual() }
+func (p Policy) Follower() Detector {
+	d := Of(p.Host).accrual()
+	d.Every = HostHeartbeat
+	return d
+}
 
 // Suspicion returns the detector of a host for another one, the leader among them, that is to be probed. A suspicion decides nothing, so
 // it comes early, and no crowd delays it.
@@ -209,7 +215,7 @@ func (p Policy) Suspicion() Detector {
 	if p.Detect == 0 {
 		return regular(p.Host, p.LinkLate)
 	}
-	return Detector{Least: MinSuspect, Most: max(p.Suspect, MinSuspect), Deviation: p.Host / 100, Late: p.LinkLate, Phi: SuspectPhi}
+	return Detector{Least: MinSuspect, Most: max(p.Suspect, MinSuspect), Every: HostHeartbeat, Deviation: p.Host / 100, Late: p.LinkLate, Phi: SuspectPhi}
 }
 
 // Unlinked returns the detector of the leader for a host without a connection. Before the first step a host may take
@@ -222,7 +228,7 @@ func (p Policy) Unlinked(fresh bool, hello time.Duration) Detector {
 }
 
 // Leader returns the detector of a host for the leader.
-func (p Policy) Leader() Detector { return Of(p.Host).accrual() }
+func (p Policy) Leader() Detector { return p.Follower() }
 
 // Agent returns the detector of a worker for its agent. It forgives nothing: a worker that was frozen must not commit.
 func (p Policy) Agent() Detector { return regular(p.Fence, 0) }

@@ -355,7 +355,7 @@ func (o *observer) watch(until time.Duration, heard [][]time.Duration) map[int]t
 		var intervals []Intervals
 		for w, h := range o.workers {
 			for ; next[w] < len(heard[w]) && heard[w][next[w]] <= now; next[w]++ {
-				h.Hear(at(heard[w][next[w]]))
+				h.Hear(at(heard[w][next[w]]), Heartbeat)
 			}
 			if _, dead := failed[w]; !dead {
 				alive, intervals = append(alive, h), append(intervals, h.Intervals)
@@ -546,7 +546,7 @@ func TestIntervals(t *testing.T) {
 	for range 200 {
 		now = now.Add(300 * time.Millisecond)
 		for range 5 {
-			h.Hear(now)
+			h.Hear(now, Heartbeat)
 			now = now.Add(time.Millisecond)
 		}
 	}
@@ -555,12 +555,12 @@ func TestIntervals(t *testing.T) {
 		t.Errorf("mean %v s", mean)
 	}
 	s, mean := d.Deviation.Seconds(), Heartbeat.Seconds()+h.Intervals.late
-	limit := (d.Pause + h.Intervals.limit(d.Deviation, Phi)).Seconds()
+	limit := (d.Every + d.Pause + h.Intervals.limit(d.Deviation, Phi)).Seconds()
 	if phi := (1 + (limit-d.Pause.Seconds()-mean)/s) / math.Ln10; math.Abs(phi-Phi) > 0.01 {
 		t.Errorf("suspicion %v at the limit", phi)
 	}
 	for _, silence := range []time.Duration{0, -time.Hour, 1000 * time.Hour} {
-		h.Hear(now.Add(silence))
+		h.Hear(now.Add(silence), Heartbeat)
 		if got := d.Limit(h.Intervals); got < d.Least || got > d.Most {
 			t.Errorf("limit %v after a silence of %v", got, silence)
 		}
@@ -576,15 +576,20 @@ func TestSuspicion(t *testing.T) {
 		intervals   []int // milliseconds
 		least, most time.Duration
 	}{
+		{"regular, and met a short time ago", Default, []int{50}, MinSuspect, 120 * time.Millisecond},
 		{"regular", Default, []int{50, 51, 49, 50}, MinSuspect, 120 * time.Millisecond},
 		{"on a busy machine", Default, []int{50, 62, 50, 75, 55, 90, 50}, 125 * time.Millisecond, 200 * time.Millisecond},
 		{"on a machine short of processors", Default, []int{50, 150, 60, 310, 50, 90, 400}, Default / 4, Default / 4},
 		{"with a short timeout", Min, []int{50, 51, 49, 50}, MinSuspect, 110 * time.Millisecond},
 		{"without detection", 0, []int{50, 51, 49, 50}, time.Hour, time.Hour},
 	} {
-		h, heard := History{}, every(time.Minute, c.intervals...)
+		met := time.Minute
+		if len(c.intervals) == 1 {
+			met = time.Second
+		}
+		h, heard := History{}, every(met, c.intervals...)
 		for _, at := range heard {
-			h.Hear(t0.Add(at))
+			h.Hear(t0.Add(at), HostHeartbeat)
 		}
 		d := Of(c.detect).Suspicion()
 		if got := d.Limit(h.Intervals); got < c.least || got > c.most {
@@ -593,6 +598,14 @@ func TestSuspicion(t *testing.T) {
 		last := t0.Add(heard[len(heard)-1])
 		if suspected, _ := d.Suspect(h, last.Add(c.most+time.Millisecond), 0); !suspected {
 			t.Errorf("%s: not suspected after %v", c.name, c.most)
+		}
+		// An observer that is in time, as one of its looks every 20 ms shows, changes nothing of that.
+		var looks Looks
+		for i := range 100 {
+			looks.Look(Of(c.detect).Leader(), t0.Add(time.Duration(i)*Of(c.detect).LinkWatch), 0, nil)
+		}
+		if suspected, _ := d.Suspect(h, last.Add(c.most+time.Millisecond), 0, looks.Intervals); !suspected {
+			t.Errorf("%s: an observer that is in time does not suspect after %v", c.name, c.most)
 		}
 		if suspected, _ := d.Suspect(h, last.Add(c.most), time.Hour); suspected {
 			t.Errorf("%s: suspected by an observer that was stopped", c.name)

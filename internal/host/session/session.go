@@ -75,6 +75,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Session decides what a host does about a run.
@@ -302,7 +303,7 @@ func (s *Session) take(e Event) {
 			return // an evicted worker gets no part any more
 		}
 		if !w.heard.Heard.IsZero() {
-			w.heard.Hear(s.now)
+			w.heard.Hear(s.now, timing.Heartbeat)
 		}
 		s.message(w, e.Message)
 	case ConnClosed:
