@@ -179,7 +179,7 @@ func linkDown(name string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	dev, err := unix.NewIfreq(name)
 	if err == nil {
 		err = unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, dev)
