@@ -46,6 +46,10 @@ type Config struct {
 	// Stages and Mirrors are those of the job, for a plan made from scratch. 0 stages mean 1.
 	Stages, Mirrors int
 
+	// Large is how many bytes of state workers may have to receive before they join. Where it is more they join without it, and
+	// receive it while they train. 0 means 64 MiB.
+	Large int64
+
 	// MinWorkers is the fewest workers to go on with. 0 means 1.
 	MinWorkers int
 
@@ -62,6 +66,15 @@ type Config struct {
 
 	// Hold is how long to wait for more workers. 0 means 2 min.
 	Hold time.Duration
+}
+
+// mostAtOnce is Large in parameters.
+func (c Config) mostAtOnce() int {
+	large := c.Large
+	if large == 0 {
+		large = 64 << 20
+	}
+	return int(large / (plan.StateParts * plan.BytesPerParameter))
 }
 
 // Controller decides about the workers of one run. It composes two machines, a recovery and a reconfiguration.

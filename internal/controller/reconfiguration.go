@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -72,7 +73,7 @@ func (r *reconfiguration) suspend(recovering bool) {
 }
 
 // next begins the boundary plan that is needed most, if none is under way: workers leave, workers join, shards get
-// mirrors, and work is balanced, in this order.
+// mirrors, workers that have joined without shards get theirs, and work is balanced, in this order.
 func (r *reconfiguration) next() []Effect {
 	if !r.free() {
 		return nil
@@ -97,22 +98,52 @@ func (r *reconfiguration) next() []Effect {
 			view.Workers = append(view.Workers, m.Worker)
 		}
 		slices.SortFunc(view.Workers, func(a, b plan.Worker) int { return int(a.ID - b.ID) })
-		return r.change(planner.Join, CauseJoin, view)
+		return r.join(view)
 	case len(view.Leaving) > 0:
 		return []Effect{note("no worker leaves: %d of at least %d workers would stay", stay, r.cfg.MinWorkers)}
 	case !r.plan.Protected():
-		p, reason, err := planner.Next(r.plan, view, r.profile(), planner.Event{Kind: planner.Protect, After: r.issued})
+		p, reason, err := r.draft(view, planner.Event{Kind: planner.Protect})
 		if err != nil || len(plan.Needs(&r.plan, &p, view)) > 0 || p.Protected() {
 			return r.begin(p, view, CauseProtect, reason, err)
 		}
 		// As many mirrors as possible are there.
 	}
+	if p, reason, err := r.draft(view, planner.Event{Kind: planner.Spread, Least: r.share()}); !errors.Is(err, planner.ErrNoGain) {
+		return r.begin(p, view, CauseRebalance, reason, err)
+	}
 	return r.balance(view)
 }
 
+// draft makes the boundary plan that an event calls for.
+func (r *reconfiguration) draft(view plan.View, e planner.Event) (plan.Plan, planner.Reason, error) {
+	e.After = r.issued
+	return planner.Next(r.plan, view, r.profile(), e)
+}
+
 func (r *reconfiguration) change(kind planner.EventKind, cause Cause, view plan.View) []Effect {
-	p, reason, err := planner.Next(r.plan, view, r.profile(), planner.Event{Kind: kind, After: r.issued})
+	p, reason, err := r.draft(view, planner.Event{Kind: kind})
 	return r.begin(p, view, cause, reason, err)
+}
+
+// join lets workers join. Those that are to hold much state get it later: without it they compute from the next step on.
+func (r *reconfiguration) join(view plan.View) []Effect {
+	p, reason, err := r.draft(view, planner.Event{Kind: planner.Join})
+	if err == nil {
+		moved := 0
+		for _, t := range plan.Needs(&r.plan, &p, view) {
+			moved += t.Hi - t.Lo
+		}
+		if moved > r.cfg.mostAtOnce() {
+			p, reason, err = r.draft(view, planner.Event{Kind: planner.Join, Later: true})
+		}
+	}
+	return r.begin(p, view, CauseJoin, reason, err)
+}
+
+// share is the least fair share of a worker that has joined without its shards, or less: such workers had to hold more than mostAtOnce together,
+// as owners and mirrors.
+func (r *reconfiguration) share() int {
+	return r.cfg.mostAtOnce() / (2 * (1 + r.plan.Mirrors) * len(r.plan.Workers))
 }
 
 // begin lets new holders catch up with a boundary plan. Where none needs anything, it proposes the plan at once.

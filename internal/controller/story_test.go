@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "write testdata/*.txt")
 // Each file tells a story: lines of prose begin with #, commands stand at the beginning
 // of a line, and what the controller does follows each, indented. Commands:
 //
-//	job [workers=3] [stages=1] [micros=6] [mirrors=1] [min=1] [reshape=dataflow|off] [respawn]
+//	job [workers=3] [stages=1] [micros=6] [mirrors=1] [min=1] [reshape=dataflow|off] [large=BYTES] [respawn]
 //	die W [silent] [awaits] [begun=0.1,0.2] [crash=STEP:S.M]
 //	answer W|rest [at=STEP.GATE] [result=R] [plan=N] [ballot=T.A] [complete=owned|held]
 //	       [filled=STEP]     what the newest fill was to bring it, as of that step
@@ -319,6 +319,7 @@ func storyLayers() []plan.Layer {
 func (s *story) begin() {
 	s.c = storyJob(s.t, s.int("workers", 3), s.int("stages", 1), s.int("micros", 6), s.int("mirrors", 1), s.int("min", 1))
 	s.c.cfg.Respawn = slices.Contains(s.words, "respawn")
+	s.c.cfg.Large = int64(s.int("large", 0))
 	if text := s.args["reshape"]; text != "" {
 		var err error
 		if s.c.cfg.Reshape, err = ParseReshape(text); err != nil {

@@ -109,7 +109,7 @@ type Plan struct {
 
 	Shards  []Shard `json:"shards"`
 	Mirrors int     `json:"mirrors"` // wanted for each shard
-	// Degraded says that workers left and that mirrors are missing.
+	// Degraded says that mirrors are missing, or on the wrong hosts, because workers left, or joined without shards.
 	Degraded bool `json:"degraded,omitempty"`
 }
 

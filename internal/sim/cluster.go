@@ -25,6 +25,7 @@ type Config struct {
 	Hosts                            int // of the workers, and of the leaders; 0: one without a name
 	Mirrors, MinWorkers, Steps, Zero int
 	Layers                           []plan.Layer
+	Large                            int64         // bytes of state that workers may have to receive before they join; 0: the default
 	Detect                           time.Duration // failure-detection timeout
 	Checkpoint                       time.Duration // between two checkpoints; 0: none
 	Evaluate                         int           // an evaluation follows every so many steps, beside the last; 0: none does

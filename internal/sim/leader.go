@@ -59,7 +59,7 @@ func (c *Cluster) lead(in *session.Inherited, places []*worker) {
 			Detect: c.cfg.Detect, Respawn: c.cfg.Respawn, Command: "./gpt", Mirrors: mirrors, Stages: c.cfg.Stages, MinWorkers: c.cfg.MinWorkers,
 			Zero: c.cfg.Zero, Threads: 1, SkipBad: c.cfg.Samples != nil,
 		}.WithDefaults(c.cfg.Workers),
-		Workers: c.cfg.Workers, CanStart: true, RunDir: "/runs/a", Shown: "runs/a", Term: c.term, Leader: c.host(int(c.term) - 1), Home: c.host(0), Inherited: in,
+		Workers: c.cfg.Workers, CanStart: true, RunDir: "/runs/a", Shown: "runs/a", Large: c.cfg.Large, Term: c.term, Leader: c.host(int(c.term) - 1), Home: c.host(0), Inherited: in,
 		Skipped: c.ledger(),
 	}
 	c.session = session.New(cfg, all)

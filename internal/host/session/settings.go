@@ -204,6 +204,7 @@ type Config struct {
 	Inherited     *Inherited
 
 	Home    string       // the host where the user started the run, which gets the model; "" for a run on one host
+	Large   int64        // see controller.Config
 	Skipped []uint64     // samples that were skipped so far, each as often as it was
 	First   id.Version   // of the first plan; zero for that of a job that begins
 	Ring    control.Ring // the gossip ring

@@ -210,7 +210,7 @@ func (s *Session) startMessage() control.Start {
 func (s *Session) controllerConfig(p plan.Plan, peers []control.Peer) controller.Config {
 	return controller.Config{
 		Plan: p, Peers: peers, Profile: profile(s.model), Term: max(s.cfg.Term, 1), Attempt: s.cfg.Attempt, Fills: s.cfg.Fills, Stages: s.cfg.Stages,
-		Mirrors: s.cfg.Mirrors, MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: s.cfg.Reshape,
+		Mirrors: s.cfg.Mirrors, Large: s.cfg.Large, MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: s.cfg.Reshape,
 		Respawn: s.cfg.Respawn && s.cfg.CanStart, Home: s.cfg.Home, Leader: s.cfg.Leader,
 	}
 }

@@ -15,7 +15,8 @@
 //     workers get micro-batches.
 //   - [Leave] takes out workers that are asked to leave. As a rule it transfers
 //     nothing either, because their mirrors take over.
-//   - [Join] brings in new workers.
+//   - [Join] brings in new workers. [Spread] gives them their shards if Join
+//     did not, because these are large.
 //   - [Rebalance] moves micro-batches, layers and workers to shorten the step.
 //
 // All plans but those for Lost are boundary plans. They change as few holders as

@@ -28,6 +28,12 @@ type Event struct {
 	Mirrors  int // of each shard; 0 is none
 	FromStep int // 0 means 1
 
+	// Later has [Join] leave the shards where they are: the new workers get theirs by [Spread].
+	Later bool
+
+	// Least is how many parameters the fair share of a worker must have for [Spread] to give it one.
+	Least int
+
 	// Fixed restricts [Rebalance] to rerouting micro-batches: layers and workers stay in their
 	// stages.
 	Fixed bool
@@ -43,6 +49,7 @@ const (
 	Leave                    // those of View.Leaving are to leave
 	Protect                  // after a loss: every shard is to have its mirrors again
 	Join                     // workers of the view are not in the plan
+	Spread                   // workers that own nothing of their stage get a share
 	// Rebalance: the times have changed, or the plan is not what fits them best.
 	Rebalance
 )
@@ -72,7 +79,7 @@ func (e *LostError) Error() string {
 var ErrNoWorkers = errors.New("no worker lives")
 
 // ErrNoGain is the error of [Next] for [Rebalance] when no plan is better than the current
-// one by enough.
+// one by enough, and for [Spread] when no worker lacks a share.
 var ErrNoGain = errors.New("no plan is better by enough")
 
 // workers says what workers do, such as "worker 3 joins".

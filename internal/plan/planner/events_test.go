@@ -3,6 +3,7 @@ package planner_test
 import (
 	"errors"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -118,13 +119,32 @@ func TestTooFewForMirrors(t *testing.T) {
 // TestJoinIsFair: new workers own and mirror their share, no worker owns more than
 // before, and not much more is moved than that share.
 func TestJoinIsFair(t *testing.T) {
+	for _, later := range []bool{false, true} {
+		joinIsFair(t, later)
+	}
+}
+
+// joinIsFair has the new workers get their shares as they join, or later.
+func joinIsFair(t *testing.T, later bool) {
 	for _, c := range []struct{ workers, perHost, joins, stages, mirrors int }{
 		{1, 1, 1, 1, 1}, {2, 1, 1, 1, 1}, {3, 2, 1, 1, 1}, {4, 6, 2, 2, 1}, {8, 2, 1, 2, 1}, {8, 4, 4, 2, 2}, {16, 4, 1, 1, 1}, {32, 8, 8, 4, 1},
 	} {
 		prof := plan.Profile{Layers: plantest.Model(12)}
 		old := plannertest.First(t, plantest.Workers(c.workers, c.perHost), prof, c.stages, 64, c.mirrors)
 		v := plan.View{Workers: plantest.Workers(c.workers+c.joins, c.perHost), Step: 4}
-		p, reason := plannertest.After(t, &old, v, prof, planner.Event{Kind: planner.Join})
+		p, reason := plannertest.After(t, &old, v, prof, planner.Event{Kind: planner.Join, Later: later})
+		if later {
+			joined := p
+			if lacks := plan.Needs(&old, &joined, v); len(lacks) > 0 {
+				t.Errorf("%+v: %v is moved before workers join", c, lacks)
+			}
+			if p, _ = plannertest.After(t, &joined, v, prof, planner.Event{Kind: planner.Spread}); !reflect.DeepEqual(p.Stages, joined.Stages) {
+				t.Errorf("%+v: stages %v become %v", c, joined.Stages, p.Stages)
+			}
+			if _, _, err := planner.Next(p, v, prof, planner.Event{Kind: planner.Spread}); !errors.Is(err, planner.ErrNoGain) {
+				t.Errorf("%+v: once more: %v", c, err)
+			}
+		}
 		if !strings.Contains(string(reason), " joins: into stage 0, ") && !strings.Contains(string(reason), " join: into stage ") {
 			t.Errorf("reason %q", reason)
 		}

@@ -191,7 +191,8 @@ func TestHistories(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 6).Draw(t, "events") {
 			h.step++
-			kind := rapid.SampledFrom([]planner.EventKind{planner.Lost, planner.Leave, planner.Protect, planner.Join}).Draw(t, "event")
+			kind := rapid.SampledFrom([]planner.EventKind{planner.Lost, planner.Leave, planner.Protect, planner.Join, planner.Spread}).Draw(t, "event")
+			later := kind == planner.Join && rapid.Bool().Draw(t, "later")
 			switch kind {
 			case planner.Lost:
 				if !lost(some("lost", 1)) {
@@ -213,7 +214,10 @@ func TestHistories(t *testing.T) {
 			for round := range rapid.IntRange(1, 3).Draw(t, "rounds") {
 				var err error
 				before := p
-				p, err = h.next(t, planner.Event{Kind: kind, After: p.Version})
+				p, err = h.next(t, planner.Event{Kind: kind, After: p.Version, Later: later})
+				if errors.Is(err, planner.ErrNoGain) && kind == planner.Spread {
+					break // no worker lacks a share
+				}
 				if errors.Is(err, planner.ErrNoWorkers) {
 					if kind != planner.Leave || len(h.view.Leaving) < len(h.plan.Workers) {
 						t.Fatalf("%v", err)
@@ -226,10 +230,10 @@ func TestHistories(t *testing.T) {
 				if round > 0 && p.Version.Compare(before.Version) <= 0 {
 					t.Fatalf("version %v after %v", p.Version, before.Version)
 				}
-				if n := len(p.Workers); kind != planner.Leave && (p.Degraded || p.Protected() != (n > p.Mirrors)) {
+				if n := len(p.Workers); kind != planner.Leave && !later && (p.Degraded || p.Protected() != (n > p.Mirrors)) {
 					t.Fatalf("not protected:\n%v", &p)
 				}
-				if kind != planner.Leave {
+				if kind != planner.Leave && !later {
 					holdersApart(t, &p)
 				}
 				if rapid.IntRange(0, 3).Draw(t, "a loss meanwhile") == 0 {
@@ -237,15 +241,21 @@ func TestHistories(t *testing.T) {
 						return
 					}
 					if kind == planner.Leave && len(h.view.Leaving) == 0 || kind == planner.Join && len(h.view.Workers) == len(h.plan.Workers) {
-						kind, h.view.Leaving = planner.Protect, nil
+						kind, h.view.Leaving, later = planner.Protect, nil, false
 					}
-					if p, err = h.next(t, planner.Event{Kind: kind, After: p.Version}); err != nil {
+					if kind == planner.Spread {
+						kind = planner.Protect
+					}
+					if p, err = h.next(t, planner.Event{Kind: kind, After: p.Version, Later: later}); err != nil {
 						if errors.Is(err, planner.ErrNoWorkers) {
 							return
 						}
 						t.Fatalf("%v", err)
 					}
 				}
+			}
+			if p.Workers == nil {
+				continue
 			}
 			h.fill(t, &p)
 			h.live(t, p)

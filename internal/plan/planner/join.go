@@ -21,8 +21,8 @@ import (
 //   - Every shard gets its mirrors, and mirrors go over to the new workers
 //     until these have their fair share of them, too.
 //
-// Nothing else changes hands.
-func (d *draft) join() (string, error) {
+// Nothing else changes hands. With later, no shard does.
+func (d *draft) join(later bool) (string, error) {
 	var fresh []id.WorkerID
 	for _, w := range d.Workers {
 		if !d.stays[w.ID] {
@@ -38,15 +38,16 @@ func (d *draft) join() (string, error) {
 	staffStages(&d.Plan, d.current, d.stays)
 	d.place(fresh)
 	d.flow()
-	moved := 0
-	for s := range d.Stages {
-		moved += d.handOver(s, fresh)
+	var gets string
+	switch {
+	case !later:
+		gets = d.share(func(stage int) []id.WorkerID { return fresh })
+	case len(fresh) == 1:
+		gets = "its shards follow"
+	default:
+		gets = "their shards follow"
 	}
-	d.mirror()
-	for _, w := range fresh {
-		d.giveMirrors(w)
-	}
-	d.merge()
+	d.Degraded = d.LacksMirrors()
 
 	var stages []int
 	for s, st := range d.Stages {
@@ -54,8 +55,56 @@ func (d *draft) join() (string, error) {
 			stages = append(stages, s)
 		}
 	}
-	return fmt.Sprintf("%s: into stage %s, %d of %d parameters moved, %s",
-		workers(fresh, "join"), plan.Ranges(stages, " "), moved, total(d.owned), d.coverage()), nil
+	return fmt.Sprintf("%s: into stage %s, %s", workers(fresh, "join"), plan.Ranges(stages, " "), gets), nil
+}
+
+// spread makes the plan in which the workers that own nothing of their stage have their fair share of it and of the mirrors, as if they
+// had just joined, if that is least parameters or more. Work stays where it is.
+func (d *draft) spread(least int) (string, error) {
+	if _, _, err := d.inherit(); err != nil {
+		return "", err
+	}
+	staffStages(&d.Plan, d.current, d.stays)
+	d.flow()
+	lack := make([][]id.WorkerID, len(d.Stages))
+	for s, st := range d.Stages {
+		e := d.estate(s)
+		lack[s] = keep(st.Workers, func(w id.WorkerID) bool {
+			i := d.index[w]
+			return e.owned[i] == 0 && e.fair[i] >= max(least, leastShare)
+		})
+	}
+	all := slices.Concat(lack...)
+	if len(all) == 0 {
+		return "", fmt.Errorf("plan: %w", ErrNoGain)
+	}
+	gets := d.share(func(stage int) []id.WorkerID { return lack[stage] })
+	return fmt.Sprintf("%s shards: %s", workers(all, "get"), gets), nil
+}
+
+// leastShare is a share that is worth being moved to a worker which owns nothing. It is more than one block, so that it leaves something
+// to the worker that it comes from.
+const leastShare = 4 * kernel.Block
+
+// share gives workers of each stage their shares of its parameters and of all mirrors, and says what that moves.
+func (d *draft) share(to func(stage int) []id.WorkerID) string {
+	moved := 0
+	var all []id.WorkerID
+	for s := range d.Stages {
+		fresh := to(s)
+		moved += d.handOver(s, fresh)
+		for _, w := range fresh {
+			if !slices.Contains(all, w) {
+				all = append(all, w)
+			}
+		}
+	}
+	d.mirror()
+	for _, w := range all {
+		d.giveMirrors(w)
+	}
+	d.merge()
+	return fmt.Sprintf("%d of %d parameters moved, %s", moved, total(d.owned), d.coverage())
 }
 
 func total(n []int) (sum int) {

@@ -14,7 +14,7 @@ import (
 // Next makes the plan that an event calls for. current is the live plan, the
 // zero Plan for [Start]. The same arguments give the same plan, which is valid.
 //
-// [Lost] gives an in-step plan. [Leave], [Protect] and [Join] give boundary
+// [Lost] gives an in-step plan. [Leave], [Protect], [Join] and [Spread] give boundary
 // plans that keep the borders of layers, and [Rebalance] one that may change them and
 // the stages of workers; before one goes live, all transfers that plan.Needs lists have to be done.
 //
@@ -44,7 +44,9 @@ func planFor(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan.P
 	case Protect:
 		return boundary(current, v, prof, e, (*draft).protect)
 	case Join:
-		return boundary(current, v, prof, e, (*draft).join)
+		return boundary(current, v, prof, e, func(d *draft) (string, error) { return d.join(e.Later) })
+	case Spread:
+		return boundary(current, v, prof, e, func(d *draft) (string, error) { return d.spread(e.Least) })
 	case Rebalance:
 		return rebalance(current, v, prof, e)
 	default:
