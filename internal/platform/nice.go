@@ -36,6 +36,9 @@ func parseNice(value string) (int, error) {
 // NiceErr returns the error of an invalid SOLITON_NICE; the default applies then, and programs should refuse to start.
 func NiceErr() error { return errNice }
 
+// Nice returns how much nicer than this process its computing threads are: for a process that computes for it.
+func Nice() int { return nice }
+
 // ComputeThread makes the calling goroutine's thread a computing one, where the system has priorities of threads. The goroutine
 // keeps the thread, which exits with it: a lower priority cannot be taken back.
 func ComputeThread() {

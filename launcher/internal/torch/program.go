@@ -103,6 +103,8 @@ type setup struct {
 	Rates    int    `json:"rates"`     // steps of a function as the learning rate; 0: those of the job
 	InitFrom string `json:"init_from"` // in place of the job's; "": the job's
 	First    string `json:"first"`     // file of the first values of all processes of the run, which the first one writes; "": each has its own
+
+	Nice int `json:"nice"` // of the process that computes, beyond that of the worker
 }
 
 // failure is an exception of the program.
@@ -177,7 +179,7 @@ func (p *Program) startFirst() ([]byte, error) {
 		return nil, err
 	}
 	defer forget()
-	s.First = first
+	s.First, s.Nice = first, platform.Nice()
 	for starts := 1; ; starts++ {
 		told, how, err := p.startOnce(s)
 		if !errors.As(err, new(*lostError)) {

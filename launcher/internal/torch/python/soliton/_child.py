@@ -72,6 +72,14 @@ def first_for_want_of_memory():
         pass  # not Linux, or not allowed: another process may go first
 
 
+def give_way(n):
+    """Lets processes that answer have the processor first, as the computing threads of a worker in Go do."""
+    try:
+        os.nice(n)
+    except OSError:
+        pass  # not allowed: it competes with them
+
+
 def keep_memory():
     """Has malloc keep what was freed: each micro-batch needs the same again, and fresh pages cost a fault and zeros each. A user's settings stay."""
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
@@ -448,6 +456,7 @@ def main():
                 mail.deliver(program, place)
             end_with(me)
             first_for_want_of_memory()
+            give_way(setup["nice"])
             keep_memory()
             conn.close()
             Computer(program, memory).serve(socket.socket(fileno=files[0]), log)
