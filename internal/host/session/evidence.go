@@ -177,7 +177,7 @@ func (s *Session) excludeHalted(w *worker) {
 // helpless reports whether no other worker of the plan could continue the run without this one.
 func (s *Session) helpless(w *worker) bool {
 	for _, x := range s.workers {
-		if x != w && x.state >= working && x.exit == running && x.fault == nil && x.stopped.IsZero() && s.hasPart(x) {
+		if x != w && x.stopped.IsZero() && s.goesOn(x) {
 			return false
 		}
 	}

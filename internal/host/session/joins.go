@@ -154,7 +154,7 @@ func (s *Session) fences(w *worker) bool {
 // continues without it.
 func (s *Session) isLast(w *worker) bool {
 	return s.phase == training && s.cfg.CanStart && s.hasPart(w) && !slices.ContainsFunc(s.workers, func(x *worker) bool {
-		return x != w && x.state >= working && x.exit == running && x.fault == nil && s.hasPart(x)
+		return x != w && s.goesOn(x)
 	})
 }
 

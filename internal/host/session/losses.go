@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -81,6 +82,19 @@ func (s *Session) counted(w *worker) bool {
 func (s *Session) hasPart(w *worker) bool {
 	coming := s.coming()
 	return HasPart(s.plan.Workers, w.who) || coming != nil && HasPart(coming.Workers, w.who)
+}
+
+// goesOn reports whether a worker can continue the run: it lives, and has a part in the run and of its state. Who has joined before its shards
+// has none yet.
+func (s *Session) goesOn(w *worker) bool {
+	if w.state < working || w.exit != running || w.fault != nil || !s.hasPart(w) {
+		return false
+	}
+	holds := func(p *plan.Plan) bool {
+		return len(p.Shards) == 0 || slices.ContainsFunc(p.Shards, func(sh plan.Shard) bool { return sh.Holds(w.who.ID) })
+	}
+	coming := s.coming()
+	return holds(&s.plan) || coming != nil && holds(coming)
 }
 
 // coming returns the boundary plan that was taken over and is not known to be live, or nil.

@@ -241,7 +241,7 @@ func (s *Session) deserted() bool {
 // know yet which can: any that has not been lost.
 func (s *Session) LastHost() (last string) {
 	for _, w := range s.workers {
-		can := s.phase == training && w.state >= working && w.exit == running && w.fault == nil && s.hasPart(w) ||
+		can := s.phase == training && s.goesOn(w) ||
 			s.phase == assembling && w.state != gone && !w.over()
 		switch {
 		case !can:

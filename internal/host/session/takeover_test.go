@@ -270,6 +270,27 @@ func TestInheritPlans(t *testing.T) {
 	}
 }
 
+// A worker that has joined before its shards cannot go on without the one that has them, so that this one is the last.
+func TestLastWithShards(t *testing.T) {
+	workers := []plan.Worker{{ID: 0, Host: "host-0"}, {ID: 1, Host: "host-1"}}
+	s := New(Config{Workers: 2, CanStart: true}, workers)
+	s.plan = plan.Plan{Workers: workers, Shards: []plan.Shard{{Hi: 1}}}
+	s.phase = training
+	for _, w := range s.workers {
+		w.state = working
+	}
+	if !s.isLast(s.workers[0]) || !s.helpless(s.workers[0]) || s.LastHost() != "host-0" {
+		t.Error("the worker with all shards is not the last one")
+	}
+	if s.isLast(s.workers[1]) || s.helpless(s.workers[1]) {
+		t.Error("the worker without shards is the last one")
+	}
+	s.plan.Shards[0].Mirrors = []id.WorkerID{1}
+	if s.isLast(s.workers[0]) || s.helpless(s.workers[0]) || s.LastHost() != "" {
+		t.Error("of two workers with shards one is the last")
+	}
+}
+
 // A worker that joins or leaves with a boundary plan which may be live, and is not known to be, can be the last one.
 func TestLastOfAComingPlan(t *testing.T) {
 	workers := []plan.Worker{{ID: 0, Host: "host-0"}, {ID: 1, Host: "host-1"}}
