@@ -25,6 +25,7 @@ import (
 type elections interface {
 	Term() uint64
 	Stand()
+	Miss()
 }
 
 var (
@@ -137,26 +138,31 @@ func (r *relay) run(ctx context.Context) {
 			asked++
 		}
 		if i >= 0 && i != r.c.Self {
-			found, _ := r.attach(round, i) // tried again
-			r.succeed(round, i, l.Term, found)
+			found, missed, _ := r.attach(round, i) // tried again
+			r.succeed(round, i, l.Term, found, missed)
 		}
 		retry.Reset(pause)
 		end()
 	}
 }
 
-// succeed has this node stand for election where the host that led is gone. The
-// nodes do so one after the other, so that the first finds all votes there.
-func (r *relay) succeed(ctx context.Context, led int, term uint64, found reach.Finding) {
+// succeed has this node stand for election where the host that led is gone, or missed: silent for so long that it counts as failed. The
+// nodes do so one after the other, so that the first finds all votes there. Of those that miss the leader the first have no leader any more, and so
+// a later one wins.
+func (r *relay) succeed(ctx context.Context, led int, term uint64, found reach.Finding, missed bool) {
 	if ctx.Err() == nil && !found.Gone() {
 		found = r.inquire(ctx, led)
 	}
-	if ctx.Err() != nil || !found.Gone() {
+	if ctx.Err() != nil || !found.Gone() && !missed {
 		return
 	}
-	r.mu.Lock()
-	r.gone[led] = goneHost{time.Now(), found}
-	r.mu.Unlock()
+	stand := r.elections.Miss
+	if found.Gone() {
+		stand = r.elections.Stand
+		r.mu.Lock()
+		r.gone[led] = goneHost{time.Now(), found}
+		r.mu.Unlock()
+	}
 	voters := slices.DeleteFunc(r.c.voters(), func(name string) bool { return r.c.host(name) == led })
 	rank := slices.Index(voters, r.c.self().Name)
 	if rank < 0 {
@@ -172,18 +178,18 @@ func (r *relay) succeed(ctx context.Context, led int, term uint64, found reach.F
 	// A newer term means that another node stands already, or leads.
 	if r.elections.Term() == term && time.Since(r.stood) > r.c.times().Candidacy {
 		r.stood = time.Now()
-		r.elections.Stand()
+		stand()
 	}
 }
 
-// attach keeps a link to the host that leads, until it ends. It returns what was found of the host, if that was why.
-func (r *relay) attach(ctx context.Context, host int) (found reach.Finding, err error) {
+// attach keeps a link to the host that leads, until it ends. It returns what was found of the host, or that it was missed, if that was why.
+func (r *relay) attach(ctx context.Context, host int) (found reach.Finding, missed bool, err error) {
 	times := r.c.times()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	conn, err := r.c.dial(ctx, host, r.tls)
 	if err != nil {
-		return reach.Unsure, err
+		return reach.Unsure, false, err
 	}
 	defer conn.Close()
 	self := control.Host{Protocol: control.Protocol, Host: r.c.Self, Server: r.server, Link: r.c.self().Link}
@@ -191,29 +197,30 @@ func (r *relay) attach(ctx context.Context, host int) (found reach.Finding, err 
 		self.Records = r.copies.marks()
 	}
 	if err := conn.Send(self); err != nil {
-		return reach.Unsure, err
+		return reach.Unsure, false, err
 	}
 	answer, stop := context.WithTimeout(ctx, times.Host)
 	m, err := conn.Receive(answer)
 	stop()
 	if err != nil {
-		return reach.Unsure, err
+		return reach.Unsure, false, err
 	}
 	since, ok := m.(control.Lead)
 	if !ok {
-		return reach.Unsure, errNotLeading
+		return reach.Unsure, false, errNotLeading
 	}
 
 	q := newQueue[control.Message]()
 	r.mu.Lock()
 	if r.here != nil {
 		r.mu.Unlock()
-		return reach.Unsure, errNotLeading
+		return reach.Unsure, false, errNotLeading
 	}
 	r.account(q, since)
 	r.speakTo(q)
 	r.term, r.heard = since.Term, time.Now()
 	delete(r.broke, host)
+	delete(r.missed, host)
 	delete(r.gone, host)
 	r.mu.Unlock()
 	silent := false // the leader was, until the link ended
@@ -226,9 +233,10 @@ func (r *relay) attach(ctx context.Context, host int) (found reach.Finding, err 
 		if r.broke[host] = time.Now(); silent {
 			r.broke[host] = r.heard
 		}
+		r.missed[host] = missed
 	}()
 	err = speak(ctx, conn, q, func(ctx context.Context) {
-		found = r.watchLeader(ctx, host)
+		found, missed = r.watchLeader(ctx, host)
 	}, func(m control.Message) error {
 		if r.copies != nil {
 			switch m := m.(type) {
@@ -245,17 +253,17 @@ func (r *relay) attach(ctx context.Context, host int) (found reach.Finding, err 
 		return r.hear(m)
 	})
 	silent = errors.Is(err, context.Canceled)
-	return found, err
+	return found, missed, err
 }
 
-// brokeAt returns when the link to a host that led until now ended, or now.
-func (r *relay) brokeAt(host int) time.Time {
+// brokeAt returns when the link to a host that led until now ended, or now, and whether the host was missed then.
+func (r *relay) brokeAt(host int) (at time.Time, missed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if at := r.broke[host]; !at.IsZero() && time.Since(at) < r.c.times().Log {
-		return at
+		return at, r.missed[host]
 	}
-	return time.Now()
+	return time.Now(), false
 }
 
 // crowded returns the crowd of this machine.
@@ -277,8 +285,9 @@ func (r *relay) goneHosts() (all []hostProbed) {
 	return all
 }
 
-// watchLeader returns when the leader counts as failed, or ctx ends. It returns what was found of its host, if that is why.
-func (r *relay) watchLeader(ctx context.Context, host int) reach.Finding {
+// watchLeader returns when the leader counts as failed, or ctx ends. It returns what was found of its host, or that it was silent for too
+// long, if that is why.
+func (r *relay) watchLeader(ctx context.Context, host int) (found reach.Finding, missed bool) {
 	times := r.c.times()
 	ctx, cancel := context.WithCancel(ctx)
 	var inquiry sync.WaitGroup
@@ -298,14 +307,14 @@ func (r *relay) watchLeader(ctx context.Context, host int) reach.Finding {
 			probes.End()
 		case <-tick.C:
 		case <-ctx.Done():
-			return reach.Unsure
+			return reach.Unsure, false
 		}
 		now := time.Now()
 		r.mu.Lock()
 		heard, crowd := r.heard, max(r.crowd, r.crowdThere)
 		r.mu.Unlock()
 		if p.found.Gone() && p.since.Equal(heard) {
-			return p.found
+			return p.found, false
 		}
 		if heard.After(h.Heard) {
 			h.Hear(heard, timing.HostHeartbeat)
@@ -318,7 +327,7 @@ func (r *relay) watchLeader(ctx context.Context, host int) reach.Finding {
 		}
 		var failed bool
 		if failed, h = times.Leader().In(crowd).Suspect(h, now, lateness, looks.Intervals); failed {
-			return reach.Unsure
+			return reach.Unsure, true
 		}
 		due = now.Add(times.LinkWatch)
 		tick.Reset(times.LinkWatch)

@@ -48,7 +48,7 @@ func TestHosts(t *testing.T) {
 // lives, it asks again.
 func TestEnters(t *testing.T) {
 	now := time.Unix(1000, 0)
-	r := newRoster(threeHosts(), now, func(int) time.Time { return now })
+	r := newRoster(threeHosts(), now, func(int) (time.Time, bool) { return now, false })
 	for i := range 2 {
 		if _, err := r.linked(now, hostLinked{host: i, server: r.addrs[i].Name, out: new(sent)}); err != nil {
 			t.Fatal(err)
@@ -88,6 +88,18 @@ func TestEnters(t *testing.T) {
 	check("d", "y:1", "d -1 false")
 }
 
+// A host that led and was silent for too long is lost as soon as another one leads; any other one has some time to connect.
+func TestMissedBeforeThisLeadership(t *testing.T) {
+	now := time.Unix(1000, 0)
+	c := threeHosts()
+	c.Settings.Detect = time.Second
+	r := newRoster(c, now, func(host int) (time.Time, bool) { return now.Add(-1100 * time.Millisecond), host == 1 })
+	r.tick(now, 0, "")
+	if r.hosts[0].lost || !r.hosts[1].lost || r.hosts[2].lost {
+		t.Errorf("lost: %v, %v, %v, want the second alone", r.hosts[0].lost, r.hosts[1].lost, r.hosts[2].lost)
+	}
+}
+
 // A host that is asked to leave before the run has taken it in, since no host answers, leaves at once.
 func TestLeavesBeforeItEnters(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -115,7 +127,7 @@ func TestEnteredUnderAnotherLeader(t *testing.T) {
 		return agree.State{Members: []agree.Member{{Name: "d", Agree: "d:1", Link: "d:2", Workers: 2}}}
 	}
 	now := time.Unix(1000, 0)
-	r := newRoster(c, now, func(int) time.Time { return now })
+	r := newRoster(c, now, func(int) (time.Time, bool) { return now, false })
 	r.inherit(c, nil)
 	events, err := r.linked(now, hostLinked{host: 3, out: new(sent)})
 	if err != nil || len(events) != 1 || events[0] != (session.HostBack{Host: "d", Workers: 2}) {

@@ -62,6 +62,7 @@ type relay struct {
 	out        outbox              // to the leader; nil while there is no link
 	heard      time.Time           // when the leader said something last
 	broke      map[int]time.Time   // when the link to a host that led has ended
+	missed     map[int]bool        // the host was silent for too long then
 	gone       map[int]goneHost    // the hosts that led and were found to be gone
 	crowd      timing.Crowd        // of this machine
 	crowdThere timing.Crowd        // of the leader's machine, as it said last
@@ -100,7 +101,7 @@ type local struct {
 const maxReported = 1 << 14
 
 func newRelay(c *Config, t *tls.Config, e elections) *relay {
-	r := &relay{c: c, tls: t, elections: e, news: make(chan struct{}, 1), broke: make(map[int]time.Time), gone: make(map[int]goneHost), left: make(chan struct{}), stranded: make(chan error, 1)}
+	r := &relay{c: c, tls: t, elections: e, news: make(chan struct{}, 1), broke: make(map[int]time.Time), missed: make(map[int]bool), gone: make(map[int]goneHost), left: make(chan struct{}), stranded: make(chan error, 1)}
 	if s, ok := e.(servers); ok {
 		r.server = s.ID()
 	}

@@ -109,7 +109,7 @@ func TestRoster(t *testing.T) {
 	c := Config{Hosts: []Addr{{Name: "a", Workers: []int{0}}, {Name: "b", Workers: []int{1, 2}}}}
 	c.Detect = time.Second
 	c = c.withDefaults()
-	r := newRoster(&c, now, func(int) time.Time { return now })
+	r := newRoster(&c, now, func(int) (time.Time, bool) { return now, false })
 	r.fresh = true
 	a, b := &sent{}, &sent{}
 	for host, out := range []*sent{a, b} {
@@ -194,7 +194,7 @@ func TestLostWithNewPlace(t *testing.T) {
 	c.Respawn = true
 	c = c.withDefaults()
 	l := &lead{c: &c, events: newQueue[any]()}
-	hosts := newRoster(&c, now, func(int) time.Time { return now })
+	hosts := newRoster(&c, now, func(int) (time.Time, bool) { return now, false })
 	r := newRun(l, Console{}, nil, hosts, session.New(session.Config{Settings: c.Settings, Workers: 3, CanStart: true}, hosts.workers()))
 	for host := range c.Hosts {
 		events, err := hosts.linked(now, hostLinked{host: host, out: &sent{}})

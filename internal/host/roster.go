@@ -89,14 +89,15 @@ func (l *local) sayEnd(q outbox) {
 	}
 }
 
-// newRoster returns the roster of a leadership that begins now. broke returns since when a host has had no link.
-func newRoster(c *Config, now time.Time, broke func(host int) time.Time) *roster {
+// newRoster returns the roster of a leadership that begins now. broke returns since when a host has had no link. It has some time to
+// connect, unless it led and was silent for too long already.
+func newRoster(c *Config, now time.Time, broke func(host int) (since time.Time, missed bool)) *roster {
 	addrs := slices.Clone(c.hosts())
 	r := &roster{addrs: addrs, self: c.Self, hello: c.HelloTimeout, times: c.times(), hosts: make([]hostState, len(addrs)), members: make([]member, c.Workers)}
 	least := now.Add(r.times.Welcome - r.times.Host)
 	for i, h := range addrs {
-		since := broke(i)
-		if r.hosts[i].since = since; since.Before(least) {
+		since, missed := broke(i)
+		if r.hosts[i].since = since; !missed && since.Before(least) {
 			since = least
 		}
 		r.hosts[i].heard.Restart(since)

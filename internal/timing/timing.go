@@ -226,15 +226,16 @@ func CallLimits(timeout, longest time.Duration, training bool) (report, evict ti
 type Log struct {
 	// Election is how long a follower waits for a leader, and a leader for a majority. hashicorp/raft looks every
 	// Election to 2 Election and sends heartbeats every Election/10 to Election/5, so a leader is missed after
-	// Election to 3 Election, which is at most Detect. A machine short of processors stops a process for longer than
-	// 200 ms now and then, so Election is as long as that bound allows.
+	// Election to 3 Election. A host that has not heard the leader for Detect, which is longer than Election, has it look then. A machine
+	// short of processors stops a process for longer than 300 ms now and then, and a leader that gives up for that interrupts a run, so
+	// Election is as long as that allows.
 	Election time.Duration
 	// Commit bounds the time until followers know what is committed.
 	Commit time.Duration
 }
 
 // LogOf returns the times of a replicated log with a timeout, see [Policy].Log.
-func LogOf(timeout time.Duration) Log { return Log{Election: timeout / 9, Commit: timeout / 30} }
+func LogOf(timeout time.Duration) Log { return Log{Election: timeout / 4, Commit: timeout / 30} }
 
 // Gossip holds the times of the gossip ring.
 type Gossip struct {

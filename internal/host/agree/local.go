@@ -268,6 +268,9 @@ func (l *Local) Term() uint64 { return localTerm }
 // Stand implements [Log]. This host leads already.
 func (l *Local) Stand() {}
 
+// Miss implements [Log]: the only server leads.
+func (l *Local) Miss() {}
+
 // Broken implements [Log].
 func (l *Local) Broken() <-chan struct{} { return l.broken }
 

@@ -27,6 +27,10 @@ type Log interface {
 	// Stand makes this host a candidate now, if it votes. It is for a host that knows that the leader is gone.
 	Stand()
 
+	// Miss has this host stand for an election if a majority does not hear the leader either. It is for a host that has not heard the
+	// leader for the failure-detection timeout, which is shorter than the log waits by itself.
+	Miss()
+
 	// Broken returns a channel that is closed when the disk has refused an entry that counted as committed, which
 	// Sync then explains; nil where an entry is on the disk before it is committed.
 	Broken() <-chan struct{}

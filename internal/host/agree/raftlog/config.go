@@ -117,15 +117,15 @@ func validate(s agree.Server) error {
 	return nil
 }
 
-// raft returns raft's settings. With T = [timing.Log].Election, a follower misses the leader after T to 3T. A candidate
+// raft returns raft's settings. With T = [timing.Log].Election, a follower misses the leader after T to 3T, or after [Node.Miss]. A candidate
 // gets no vote of nodes that do not miss the leader yet, and tries again after T to 2T, or later, see [backoff]. A leader that does not hear of a
-// majority for T steps down.
+// majority for a little less than T steps down.
 func (c Config) raft() *raft.Config {
 	r := raft.DefaultConfig()
 	t := timing.LogOf(c.Timeout)
 	r.HeartbeatTimeout = t.Election
 	r.ElectionTimeout = t.Election
-	r.LeaderLeaseTimeout = t.Election
+	r.LeaderLeaseTimeout = t.Election * 9 / 10
 	r.CommitTimeout = t.Commit
 	r.MaxAppendEntries = 16 // of up to 16 MiB each
 	r.ShutdownOnRemove = false

@@ -29,6 +29,7 @@ type Node struct {
 	observed   chan raft.Observation
 	led        chan uint64   // terms in which this node has become ready
 	spread     chan struct{} // see nudge
+	missed     chan struct{} // see Miss
 	quit       chan struct{} // ends watch
 	watching   sync.WaitGroup
 
@@ -85,7 +86,7 @@ func (c Config) start(open func(*raft.Config) (files, error), servers []agree.Se
 	n := &Node{
 		config: c, machine: newMachine(c.Apply),
 		changes: make(chan agree.Leadership, 1), observed: make(chan raft.Observation, 1),
-		led: make(chan uint64), spread: make(chan struct{}, 1), quit: make(chan struct{}),
+		led: make(chan uint64), spread: make(chan struct{}, 1), missed: make(chan struct{}, 1), quit: make(chan struct{}),
 		closing: make(chan struct{}), done: make(chan struct{}),
 	}
 	n.leadership.Store(&agree.Leadership{})
@@ -165,6 +166,15 @@ func (n *Node) Stand() {
 	_ = n.net.TimeoutNow(raft.ServerID(n.id), n.net.LocalAddr(), request, new(raft.TimeoutNowResponse))
 }
 
+// Miss implements [agree.Log]. A follower asks for votes before it begins a term, and who hears the leader gives none; it has then
+// no leader itself, so that of two that miss the leader the second one is elected.
+func (n *Node) Miss() {
+	select {
+	case n.missed <- struct{}{}:
+	default:
+	}
+}
+
 // network is a transport with what has to be closed. With pre-votes, who was cut off and comes
 // back deposes no leader that the others hear.
 type network struct {
@@ -232,6 +242,14 @@ func (n *Node) watch() {
 			}
 		case ready = <-n.led:
 		case <-n.observed:
+		case <-n.missed:
+			// raft looks for the leader now if its patience becomes shorter.
+			usual := settings.HeartbeatTimeout
+			settings.HeartbeatTimeout = n.config.raft().LeaderLeaseTimeout
+			_ = n.raft.ReloadConfig(settings)
+			settings.HeartbeatTimeout = usual
+			_ = n.raft.ReloadConfig(settings)
+			continue
 		case <-n.spread:
 			if len(n.State().Servers) > 1 {
 				n.begin(func() { n.raft.Barrier(0) })

@@ -96,10 +96,12 @@ type cluster struct {
 	dirs   map[string]string
 	nodes  map[string]*Node
 	heard  map[string]*heard
+
+	patience time.Duration // Config.Timeout
 }
 
 func newCluster(t *testing.T) *cluster {
-	c := &cluster{t, NewMemory(), map[string]string{}, map[string]*Node{}, map[string]*heard{}}
+	c := &cluster{t, NewMemory(), map[string]string{}, map[string]*Node{}, map[string]*heard{}, 700 * time.Millisecond}
 	t.Cleanup(func() {
 		c.memory.Heal()
 		for id := range c.nodes {
@@ -114,7 +116,7 @@ func (c *cluster) config(id string) Config {
 		c.dirs[id] = c.t.TempDir()
 	}
 	c.heard[id] = new(heard)
-	return Config{Dir: c.dirs[id], Host: id, memory: c.memory, Timeout: 1500 * time.Millisecond, Apply: c.heard[id].add}
+	return Config{Dir: c.dirs[id], Host: id, memory: c.memory, Timeout: c.patience, Apply: c.heard[id].add}
 }
 
 func (c *cluster) open(config Config) *Node { return c.keep(Open(config)) }
@@ -534,6 +536,47 @@ func TestStand(t *testing.T) {
 		c.plans(1, 3)
 		return
 	}
+}
+
+// Nodes that miss the leader elect another one before their patience ends, and one of them alone does not depose it.
+func TestMiss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		defer func() {
+			c.memory.Heal()
+			for id := range c.nodes {
+				c.close(id)
+			}
+		}()
+		c.patience = 40 * time.Second
+		election := timing.LogOf(c.patience).Election
+		ids := c.start(3)
+		c.commit(agree.Generation{N: 1})
+		led := c.leader()
+		others := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == led.id })
+		term := led.Term()
+		miss := func() {
+			for _, id := range others {
+				c.nodes[id].Miss()
+				time.Sleep(timing.Stagger)
+			}
+		}
+		miss()
+		time.Sleep(election)
+		if c.leader() != led || led.Term() != term {
+			t.Fatalf("a leader that is heard was deposed: term %d, was %d", led.Term(), term)
+		}
+		c.memory.Cut(led.id)
+		began := time.Now()
+		time.Sleep(election)
+		miss()
+		c.eventually("another one leads", func() bool {
+			return slices.ContainsFunc(others, func(id string) bool { return c.nodes[id].Leadership().Leader == id })
+		})
+		if took := time.Since(began); took > election+election/8 {
+			t.Errorf("another one leads after %v, of elections after %v", took, election)
+		}
+	})
 }
 
 // Who is cut off does not go on to terms that would depose the leader of the others afterwards.

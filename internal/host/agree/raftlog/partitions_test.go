@@ -119,7 +119,7 @@ func partition(t *testing.T, seed uint64) {
 	}
 	for _, s := range servers {
 		config := c.config(s.ID)
-		config.memory, config.Timeout = net, 900*time.Millisecond
+		config.memory, config.Timeout = net, 400*time.Millisecond
 		c.create(config, servers...)
 	}
 	c.commit(agree.Generation{N: 1})
@@ -166,8 +166,11 @@ func partition(t *testing.T, seed uint64) {
 			}
 		}
 		net.set(cut)
-		if r.IntN(3) == 0 {
-			c.nodes[ids[r.IntN(len(ids))]].Stand()
+		switch n := c.nodes[ids[r.IntN(len(ids))]]; r.IntN(3) {
+		case 0:
+			n.Stand()
+		case 1:
+			n.Miss()
 		}
 		<-time.After(time.Duration(5+r.IntN(150)) * time.Millisecond) // the schedule
 	}
