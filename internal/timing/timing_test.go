@@ -91,7 +91,7 @@ var rows = []row{
 		{"Retry", 10, true, "the host has tried to connect many times"},
 		{"Probe", 2, true, "the leader has probed the machine"},
 	}},
-	{"Welcome", "hosts connect to a new leader", "1/4 Host, at least 500 ms", func(p Policy) time.Duration { return p.Welcome }, []than{
+	{"Welcome", "hosts connect to a new leader, but for one that led and was missed for Detect", "1/4 Host, at least 500 ms", func(p Policy) time.Duration { return p.Welcome }, []than{
 		{"Retry", 10, true, "the host has tried to connect many times"},
 	}},
 	{"Greet", "a connection proves that it knows the secret", "Host, at least 1 s", func(p Policy) time.Duration { return p.Greet }, nil},

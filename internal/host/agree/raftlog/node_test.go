@@ -589,6 +589,7 @@ func TestCutNodeKeepsItsTerm(t *testing.T) {
 		if n == led {
 			continue
 		}
+		c.eventually("it follows the leader", func() bool { return n.Leadership().Leader == led.id })
 		term := n.Term()
 		c.memory.Cut(id)
 		c.eventually("it knows that it has no leader", func() bool { return n.Leadership().Leader == "" })
