@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -96,10 +97,31 @@ func TestOneRunSetsClocks(t *testing.T) {
 	}
 }
 
+// A worker computes where any process does that it has started.
+func TestFamily(t *testing.T) {
+	cmd := exec.Command("sh", "-c", "sleep 100 & echo; wait")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = out.Read(make([]byte, 1)) // the second one is there
+	all := family(cmd.Process.Pid)
+	for _, pid := range all {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	_ = cmd.Wait()
+	if len(all) != 2 || all[0] != cmd.Process.Pid {
+		t.Errorf("the family of %d: %v", cmd.Process.Pid, all)
+	}
+}
+
 // Who computes on which card is told by processes; who is on none computes on the processors.
 func TestWhoseCards(t *testing.T) {
 	cards := []card{{pids: []int{7, 100}}, {pids: []int{101, 102}}, {pids: []int{8}}}
-	on, rest := whose(map[int]int{0: 100, 1: 101, 2: 102, 3: 103}, cards)
+	on, rest := whose(map[int][]int{0: {100}, 1: {101}, 2: {90, 102}, 3: {103}}, cards)
 	if len(on) != 2 || fmt.Sprint(on[0].Workers, on[1].Workers, rest) != "[0] [1 2] [3]" {
 		t.Errorf("%+v, %v", on, rest)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/dvfs/nvml"
 	"github.com/soliton-train/soliton/internal/host/devices"
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // Values of --clocks.
@@ -94,7 +95,13 @@ func (m *machineClocks) Devices(processes map[int]int) ([]devices.Device, error)
 			cards = append(cards, card{c, pids})
 		}
 	}
-	on, rest := whose(processes, cards)
+	computing := make(map[int][]int, len(processes))
+	for id, pid := range processes {
+		if computing[id] = []int{pid}; len(cards) > 0 {
+			computing[id] = family(pid)
+		}
+	}
+	on, rest := whose(computing, cards)
 	if len(rest) == 0 {
 		return on, nil
 	}
@@ -114,13 +121,24 @@ type card struct {
 	pids []int
 }
 
-// whose tells the cards on which workers compute, and the workers that do so on none.
-func whose(processes map[int]int, cards []card) (on []devices.Device, rest []int) {
+// family returns a process and those that it has started, such as the Python process of a PyTorch model, and so on, at most maxFamily.
+func family(pid int) []int {
+	all := []int{pid}
+	for i := 0; i < len(all) && len(all) < maxFamily; i++ {
+		all = append(all, platform.Children(all[i])...)
+	}
+	return all
+}
+
+const maxFamily = 1000
+
+// whose tells the cards on which a process of a worker computes, and the workers of which none does.
+func whose(processes map[int][]int, cards []card) (on []devices.Device, rest []int) {
 	rest = slices.Sorted(maps.Keys(processes))
 	for _, c := range cards {
 		d := devices.Device{Clock: c.Clock, Kind: "gpu"}
 		rest = slices.DeleteFunc(rest, func(id int) bool {
-			computes := slices.Contains(c.pids, processes[id])
+			computes := slices.ContainsFunc(processes[id], func(pid int) bool { return slices.Contains(c.pids, pid) })
 			if computes {
 				d.Workers = append(d.Workers, id)
 			}
