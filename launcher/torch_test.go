@@ -142,6 +142,42 @@ func TestTorchSameBits(t *testing.T) {
 	})
 }
 
+// Layers on a GPU need copies of what the shared memory has. The same copies on the CPU change no bit, whatever fails.
+func TestTorchCopies(t *testing.T) {
+	torchAsked(t)
+	program := testdata(t, "torch/train.py")
+	_, want := trainTorch(t, []string{"--workers", "1"}, program)
+	t.Setenv("SOLITON_TEST_COPIES", "1")
+	for _, flags := range []string{
+		"--workers 1",
+		"--workers 4 --stages 2 --zero 1 --chaos kill:1@4/backward,join@6",
+		"--workers 3 --stages 3 --chaos freeze:2@5",
+		"--workers 2 --chaos flip:1@3:copy,flip:0@5/backward:own,flip:1@7/forward:copy",
+		"--workers 2 --stages 2 --verify 1 --emulate-hosts 2 --chaos killhost:1@4",
+	} {
+		dir, got := trainTorch(t, strings.Fields(flags), program)
+		if got.StateSHA256 != want.StateSHA256 || *got.ValLoss != *want.ValLoss {
+			t.Errorf("%s: state %s, val_loss %v; want %s, %v", flags, got.StateSHA256, *got.ValLoss, want.StateSHA256, *want.ValLoss)
+		}
+		if run, err := rundir.Read(dir); err != nil || !bytes.Contains(run.Job.ModelConfig, []byte(`"cpu with copies"`)) {
+			t.Errorf("%s: %s, %v", flags, run.Job.ModelConfig, err)
+		}
+	}
+	_, got := trainTorch(t, []string{"--workers", "2"}, program, "--set", "data_workers=2", "--bad", "readers", "--faults", t.TempDir())
+	if got.StateSHA256 != want.StateSHA256 {
+		t.Errorf("with processes that are killed, state %s, want %s", got.StateSHA256, want.StateSHA256)
+	}
+	for bad, says := range map[string]string{
+		"write": "layer 1.Block writes to its parameters; only the optimizer may",
+		"raise": `in Forward of layer "1.Block": ValueError: boom`,
+	} {
+		status, out, errs := result(t, launch(t, "run", "--plain", "--workers", "2", "--python", python, "--run-dir", "run", program, "--bad", bad))
+		if status != 1 || !strings.Contains(errs, says) {
+			t.Errorf("--bad %s: exit status %d\n%s%s", bad, status, out, errs)
+		}
+	}
+}
+
 // Processes that read samples may be killed and stopped at any time, and what they read is the same.
 func TestTorchDataWorkers(t *testing.T) {
 	torchAsked(t)

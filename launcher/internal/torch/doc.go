@@ -21,6 +21,12 @@
 // the computing process exits, its passes in flight are computed again from their inputs, which are in the shared memory, to the same
 // bits. If the first process exits, it is started again, and must describe the same job.
 //
+// # Devices
+//
+// With a GPU, the computing process copies parameters there for each forward pass. A process that uses CUDA cannot fork others that do, so
+// the first process uses none: forked processes count the GPUs and run the probe. python/soliton/_device.py has what differs, and makes
+// the same copies on the CPU for tests.
+//
 // # Bits
 //
 // A layer is called for one micro-batch, with a contiguous leaf as its input, whatever the stages are; its gradients come from one

@@ -182,6 +182,7 @@ type Config struct {
 	CPU     string `json:"cpu"`  // instructions that PyTorch's own kernels use
 	BLAS    string `json:"blas"` // OPENBLAS_CORETYPE
 	Threads int    `json:"threads"`
+	Device  string `json:"device,omitempty"` // GPU, and the software and settings that decide its bits; "" for the CPU
 
 	SourceSHA256  string            `json:"source_sha256"`  // of the program and the modules beside it
 	FirstSHA256   string            `json:"first_sha256"`   // of the first values of all parameters

@@ -146,7 +146,7 @@ func Allowed(was, is rundir.Job, allow []string) error {
 }
 
 // softwareKeys are those of the configuration of a PyTorch model that say with what it is computed.
-var softwareKeys = []string{"torch", "python", "machine", "cpu", "blas", "threads", "source_sha256", "first_sha256", "probe_sha256"}
+var softwareKeys = []string{"torch", "python", "machine", "cpu", "blas", "threads", "device", "source_sha256", "first_sha256", "probe_sha256"}
 
 // config returns the part of a model's configuration that says with what it is computed, or the rest.
 func config(j rundir.Job, software bool) string {

@@ -1,19 +1,23 @@
 """Tests of the package soliton without workers. TestPythonPackage runs them."""
 
+import contextlib
 import json
 import mmap
 import os
 import pickle
 import shutil
+import signal
 import struct
 import tempfile
+import types
 import unittest
+from unittest import mock
 
 import soliton
 import torch
 from torch import nn
 
-from soliton import _child, _describe
+from soliton import _child, _describe, _device, _process
 
 F = nn.functional
 
@@ -52,9 +56,11 @@ class Worker:
 
     def __init__(self, program):
         self.program, self.at = program, 4096
+        if program.device.copies:
+            program.begin_device()
         memory = os.memfd_create("memory")
         os.ftruncate(memory, 1 << 20)
-        self.computer, self.all = _child.Computer(program, memory), mmap.mmap(memory, 1 << 20)
+        self.computer, self.all = _child.Computer(program, memory, program.device), mmap.mmap(memory, 1 << 20)
         self.params = []
         for i, layer in enumerate(program.layers):
             self.params.append(self.take(sum(p.numel() for p in layer.params)))
@@ -321,6 +327,155 @@ class TestCollate(unittest.TestCase):
                 with self.assertRaises(_describe.Refused) as caught:
                     self.program(collate=collate)
                 self.assertIn(text, str(caught.exception))
+
+
+class Writes(nn.Module):
+    def __init__(self, when):
+        super().__init__()
+        self.inner, self.when = nn.Linear(4, 2), when
+
+    def forward(self, x):
+        if self.when:
+            self.inner.bias.data.add_(1)
+        return self.inner(x)
+
+
+@mock.patch.dict(os.environ, {_device.COPIES: "1"})
+class TestDevice(unittest.TestCase):
+    """Layers on the CPU with the copies that a GPU needs."""
+
+    def test_same_bits(self):
+        tied = TestTied()
+        for make in (lambda: program(layers=lambda: [Start(), Middle(), End()], loss=several_loss, data=Data(several)), tied.program, TestCollate().program):
+            p = make()
+            with mock.patch.dict(os.environ):
+                del os.environ[_device.COPIES]
+                plain = make()
+            self.assertEqual((p.device.copies, plain.device.copies, p.probe), (True, False, plain.probe))
+            self.assertEqual((p.describe()["identity"]["device"], plain.describe()["identity"]["device"]), ("cpu with copies", ""))
+            w, other = Worker(p), Worker(plain)
+            for borders in [(), (1,), (2,), (1, 2)]:
+                self.assertEqual(w.run(borders), other.run(borders), borders)
+
+    def test_parameters_are_those_of_the_pass(self):
+        p = program()
+        w = Worker(p)
+        before, where = w.run(()), p.layers[0].held[0].data_ptr()
+        there = torch.frombuffer(w.all, dtype=torch.float32, count=10, offset=w.params[0])
+        old = there.clone()
+        there.add_(1)
+        self.assertNotEqual(w.run(()), before)
+        there.copy_(old)
+        self.assertEqual(w.run(()), before)
+        self.assertEqual(p.layers[0].params[0].data_ptr(), where)
+
+    def test_writing_to_parameters(self):
+        writes, said = [], "layer 0.Writes writes to its parameters"
+        w = Worker(program(layers=lambda: [Writes(writes)]))
+        w.run(())
+        writes.append(1)
+        w.run(())
+        with self.assertRaises(_describe.Refused) as caught:  # in the next pass
+            w.run(())
+        self.assertIn(said, str(caught.exception))
+        with self.assertRaises(_process.Elsewhere) as caught:  # of the probe
+            program(layers=lambda: [Writes(writes)])
+        self.assertIn(said, str(caught.exception))
+
+    def test_trying_in_another_process(self):
+        class Ends(nn.Module):
+            def __init__(self, how):
+                super().__init__()
+                self.inner, self.how = nn.Linear(4, 2), how
+
+            def forward(self, x):
+                self.how()
+                return self.inner(x)
+
+        def out_of_memory():
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        for text, how in {
+            "has ended with status 3": lambda: os._exit(3), "has ended with SIGKILL": lambda: os.kill(os.getpid(), 9), "it called sys.exit(4)": lambda: exit(4),
+            'in Forward of layer "0.Ends": RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB': out_of_memory,
+        }.items():
+            with self.subTest(text):
+                with self.assertRaises(_process.Elsewhere) as caught:
+                    program(layers=lambda: [Ends(how)])
+                self.assertIn(text, _describe.explain(caught.exception, "")["text"])
+
+    def test_trying_is_repeated_when_it_is_killed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            def killed_twice():
+                if len(os.listdir(folder)) < 2:
+                    tempfile.mkstemp(dir=folder)
+                    os.kill(os.getpid(), (signal.SIGKILL, signal.SIGSTOP)[len(os.listdir(folder)) - 1])
+                return 7
+
+            self.assertEqual(_process.in_child(killed_twice, None), 7)
+            self.assertEqual(len(os.listdir(folder)), 2)
+
+    def test_trying_forks(self):
+        ours, theirs = os.pipe()
+
+        def forks():
+            if os.fork() == 0:
+                os.close(theirs)
+                os.read(ours, 1)  # outlives the process that forks it
+            return 7
+
+        self.assertEqual(_process.in_child(forks, None), 7)
+        os.close(ours)
+        os.close(theirs)
+
+    def test_chosen(self):
+        for text, device in {'Job.device is "cuda", and PyTorch': "cuda", "Job.device is 'cuda:1'; give": "cuda:1", "Job.device is 7; give": 7}.items():
+            with self.subTest(text), mock.patch.object(_device, "count_gpus", lambda explain: 0), self.assertRaises(_describe.Refused) as caught:
+                program(device=device)
+            self.assertIn(text, str(caught.exception))
+        with mock.patch.dict(os.environ):
+            del os.environ[_device.COPIES]
+            self.assertEqual(program(device="cpu").describe()["identity"]["device"], "")
+
+    def test_cuda_before_training(self):
+        lstm = nn.LSTM(4, 4, num_layers=2, dropout=0.1)
+        for text, begun, layers in (("the program uses CUDA before training begins", True, [nn.Linear(4, 2)]), ("is a LSTM with dropout", False, [lstm])):
+            with self.subTest(text), mock.patch.object(_device, "count_gpus", lambda explain: 1), \
+                    mock.patch.object(torch.cuda, "is_initialized", lambda: begun), self.assertRaises(_describe.Refused) as caught:
+                program(layers=layers, device="cuda")
+            self.assertIn(text, str(caught.exception))
+
+    def test_gpu(self):
+        """What a GPU is asked for, with the CPU in its place."""
+        plain, cuda, cpu = program(device="cpu"), torch.cuda, torch.device("cpu")
+        generator = torch.Generator()
+        properties = types.SimpleNamespace(name="GPU", major=9, minor=0)
+        with contextlib.ExitStack() as stack:
+            for where, name, value in (
+                (_device, "count_gpus", lambda explain: 2), (torch, "device", lambda *_: cpu), (torch.version, "cuda", "12.1"), (cuda, "init", lambda: None), (cuda, "set_device", lambda index: None),
+                (cuda, "default_generators", [generator, generator]), (cuda, "synchronize", lambda: None), (cuda, "get_device_properties", lambda index: properties),
+                (_describe, "GENERATORS", list(_describe.GENERATORS)),
+            ):
+                stack.enter_context(mock.patch.object(where, name, value, create=True))
+            p = program(device="cuda")
+            told = p.describe()["identity"]["device"]
+            self.assertRegex(told, r"^GPU, capability 9\.0, CUDA 12\.1, cuDNN \S+, cuBLAS :4096:8, TF32 in (nothing|products|convolutions)")
+            self.assertEqual((p.probe, Worker(p).run(())), (plain.probe, Worker(plain).run(())))
+            _describe.seed(77)
+            self.assertEqual(generator.initial_seed(), 77)
+            self.assertLess(p.device.clock(), p.device.clock() + 1)
+            p.device.claim.close()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+    def test_gpus_are_shared_evenly(self):
+        with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": f"a test {os.getpid()}"}):
+            held = [_device.claim(2) for _ in range(5)]
+            self.assertEqual([index for index, _ in held], [0, 1, 0, 1, 0])
+            held[1][1].close()
+            held.append(_device.claim(2))
+            self.assertEqual(held[-1][0], 1)
+            for _, place in held:
+                place.close()
 
 
 class TestCheckpoint(unittest.TestCase):

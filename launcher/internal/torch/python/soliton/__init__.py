@@ -96,12 +96,13 @@ class Job:
     on_step       function that is called with a Step after each step, in one worker at a time; what it prints is in that worker's log
     on_end        function that is called with the run directory after the last step; what it prints is shown after the run
     threads       threads of PyTorch in each worker; the bits depend on it
+    device        where layers compute: "cpu", or "cuda": each worker takes a GPU; None: a GPU where PyTorch finds one
     data_workers  processes of each worker that read samples while it computes; 0: the process that computes reads them, between its passes
     """
 
     def __init__(self, *, layers, loss, data, optimizer, global_batch, steps, micro_batch=0, clip_norm=0.0, seed=0, model=None,
                  eval=None, eval_every=0, eval_samples=0, metrics=None, no_decay=(), param_groups=(), init_from=None, on_step=None, on_end=None,
-                 threads=1, collate=None, data_workers=0):
+                 threads=1, collate=None, data_workers=0, device=None):
         self.layers, self.loss, self.data, self.optimizer = list(layers), loss, data, optimizer
         self.global_batch, self.steps, self.micro_batch = global_batch, steps, micro_batch
         self.clip_norm, self.seed, self.model = clip_norm, seed, model
@@ -109,7 +110,7 @@ class Job:
         self.collate = collate
         self.metrics = dict(metrics or {})
         self.no_decay, self.param_groups, self.init_from = no_decay, list(param_groups or ()), init_from
-        self.on_step, self.on_end, self.threads, self.data_workers = on_step, on_end, threads, data_workers
+        self.on_step, self.on_end, self.threads, self.data_workers, self.device = on_step, on_end, threads, data_workers, device
 
 
 class Step:

@@ -24,10 +24,11 @@ import time
 import types
 import warnings
 
+from soliton._process import end_with
+
 SETUP, FORK, FIRST, SAMPLE, FORWARD, BACKWARD, LOSS, DROP, SUSPECT, ON_STEP, ON_END, FILES = range(1, 13)
 DONE, FAILED, LOOKS = 0, 1, 2
 HEADER = struct.Struct("<IB")
-PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MOST_TEXT = 1 << 19  # of a reply
 
@@ -54,13 +55,6 @@ def reply(conn, payload, kind=DONE):
 
 def fail(conn, said):
     reply(conn, json.dumps(said).encode(), FAILED)
-
-
-def end_with(parent):
-    """Has the kernel end this process with its parent."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def first_for_want_of_memory():
@@ -219,13 +213,14 @@ def make(setup, code, conn):
 
 
 class Computer:
-    """Computes passes. It holds the graphs of those in flight."""
+    """Computes passes on a device. It holds the graphs of those in flight."""
 
-    def __init__(self, program, memory):
+    def __init__(self, program, memory, device):
         import torch
         from soliton import _describe
 
         self.torch, self.of, self.program, self.passes = torch, _describe, program, {}
+        self.device = device
         size = os.fstat(memory).st_size
         self.size = size
         self.readable = mmap.mmap(memory, size, prot=mmap.PROT_READ)
@@ -251,10 +246,24 @@ class Computer:
     def batch(self, at, samples, side):
         """Returns the inputs or the targets of a micro-batch, integers in the type that the data set gives."""
         spec = self.program.data.spec(side)
-        return self.program.data.unpack(self.view(at, [samples, *spec["shape"]], spec["integer"]), side)
+        return [self.device.bring(t) for t in self.program.data.unpack(self.view(at, [samples, *spec["shape"]], spec["integer"]), side)]
 
-    def install(self, layer, at):
-        """Lets the parameters of a layer be those in the shared memory."""
+    def crossed(self, layer, at, samples):
+        """Returns the outputs of a layer, or their gradients, and what crosses behind them, which are in the shared memory."""
+        return layer.crossed(self.device.bring(self.view(at, [layer.width(samples)])), samples)
+
+    def install(self, layer, at, forward):
+        """Lets the parameters of a layer be those in the shared memory. A device gets a copy of them for each forward pass."""
+        if self.device.copies:
+            if forward:
+                layer.unwritten()
+                for held in layer.held:
+                    held.copy_(self.view(at, list(held.shape)))
+                    at += 4 * held.numel()
+                layer.mark = layer.sums()
+            for p, held in zip(layer.params, layer.held):
+                p.data = held
+            return
         if layer.at == at and not layer.shares:
             return
         layer.at = at
@@ -282,14 +291,13 @@ class Computer:
     def forward(self, number, i, first, train, samples, at_input, at_params, seed, at_output):
         """Runs a layer; the first one of a stage begins the pass, with the input at at_input. at_output is 0 where the output stays here."""
         layer = self.program.layers[i]
-        self.install(layer, at_params)
+        self.install(layer, at_params, True)
         if first:
             self.passes[number] = state = {"train": train, "samples": samples, "layers": {}, "carried": {}, "owed": {}}
             if i == 0:
                 x = self.batch(at_input, samples, 0)
             else:
-                before = self.program.layers[i - 1]
-                x, state["carried"] = before.crossed(self.view(at_input, [before.width(samples)]), samples)
+                x, state["carried"] = self.crossed(self.program.layers[i - 1], at_input, samples)
         else:
             state = self.passes[number]
             x = state["out"]
@@ -318,12 +326,12 @@ class Computer:
         at_grads is 0 where the gradients are there already.
         """
         state, layer = self.passes[number], self.program.layers[i]
-        self.install(layer, at_params)
+        self.install(layer, at_params, False)
         if layer.again:
             layer.module.train()
         self.lend(layer, state)
         if at_dout:
-            state["grad"], state["owed"] = layer.crossed(self.view(at_dout, [layer.width(state["samples"])]), state["samples"])
+            state["grad"], state["owed"] = self.crossed(layer, at_dout, state["samples"])
         state["grad"] = layer.backward(state["layers"].pop(i), state["grad"], seed)
         for grad in layer.settle(state["owed"]):
             if at_grads:
@@ -364,6 +372,12 @@ class Computer:
 
         os.register_at_fork(after_in_child=forked)
         texts = {ON_STEP: self.on_step, ON_END: self.on_end}
+        broken = None
+        if self.device.copies:
+            try:
+                self.program.begin_device()
+            except Exception as error:  # such as a GPU without memory left
+                broken = error
         calls = {FIRST: self.first, SAMPLE: self.sample, FORWARD: self.forward, BACKWARD: self.backward, LOSS: self.loss, SUSPECT: self.suspect}
         while True:
             kind, payload = receive(conn)
@@ -371,9 +385,12 @@ class Computer:
             if kind == DROP:
                 self.passes.pop(numbers[0], None)
                 continue
-            began = time.thread_time_ns()
             try:
+                if broken is not None:
+                    raise broken
+                began = self.device.clock()
                 said = texts[kind](json.loads(payload)) if kind in texts else calls[kind](*numbers)
+                took = self.device.clock() - began
                 if os.getpid() != me:
                     os.write(log, b"soliton: the program has forked and returned from both processes; the new one ends\n")
                     os._exit(0)
@@ -383,7 +400,7 @@ class Computer:
                     os._exit(1)
                 fail(conn, self.of.explain(error, self.program.folder))
                 continue
-            reply(conn, struct.pack("<Q", time.thread_time_ns() - began) + (said or b""))
+            reply(conn, struct.pack("<Q", took) + (said or b""))
 
 
 def main():
@@ -408,7 +425,7 @@ def main():
     except Exception as error:  # not only ImportError: a library may be missing or broken
         fail(conn, {"text": f"{sys.executable} cannot import torch: {error}; give the interpreter that has it with --python", "trace": "", "refused": True})
         return
-    from soliton import _describe
+    from soliton import _describe, _device
 
     sys.stdout, sys.stderr = heard = Heard(sys.stdout), Heard(sys.stderr)
     folder = os.path.dirname(os.path.abspath(setup["script"]))
@@ -459,7 +476,8 @@ def main():
             give_way(setup["nice"])
             keep_memory()
             conn.close()
-            Computer(program, memory).serve(socket.socket(fileno=files[0]), log)
+            device = program.device if place == 0 else _device.CPU()
+            Computer(program, memory, device).serve(socket.socket(fileno=files[0]), log)
         os.close(files[0])
         reply(conn, json.dumps({"pid": child, "ended": ended}).encode())
 

@@ -20,6 +20,7 @@ import traceback
 import torch
 
 import soliton
+from soliton import _device, _process
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 MOST_RATES = 1 << 20  # in a description, whose size is bounded
@@ -27,6 +28,7 @@ UNREADABLE = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeEr
 KEY = struct.Struct("<3Q")
 MOST_WORKERS = 64  # that read samples
 PAUSES = (0.01, 0.05, 0.25, 1.25)  # seconds, between attempts to read samples
+GENERATORS = [torch.default_generator]  # of PyTorch, that a layer may draw from
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -41,11 +43,12 @@ def raw(t):
 
 
 def seed(number):
-    """Seeds every generator of the CPU that a layer or a data set may draw from.
+    """Seeds every generator that a layer or a data set may draw from.
 
-    torch.manual_seed would also note a call stack for devices that no layer may use, which takes longer than all the rest.
+    torch.manual_seed would also note a call stack for devices that are not used, which takes longer than all the rest.
     """
-    torch.default_generator.manual_seed(number & (1 << 63) - 1)
+    for generator in GENERATORS:
+        generator.manual_seed(number & (1 << 63) - 1)
     random.seed(number)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -71,6 +74,8 @@ def again(read):
 
 def explain(error, folder):
     """Returns an exception as a message: what it is, and the user's line that is nearest to it."""
+    if isinstance(error, _process.Elsewhere):
+        return error.said
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not os.path.abspath(f.filename).startswith(PACKAGE) and not f.filename.startswith("<")]
     mine = [f for f in own if os.path.abspath(f.filename).startswith(os.path.join(folder, ""))]
@@ -386,6 +391,17 @@ class Layer:
         self.writes = False  # into its input
         self.parts = None  # of the output
         self.at = -1  # where the parameters are in the shared memory
+        self.held = []  # parameters on a device that needs copies
+        self.mark = None  # their sums when they were copied
+
+    def sums(self):
+        """Returns numbers that change when a parameter on the device does."""
+        return torch.stack([t.reshape(-1).view(torch.int32).sum() for t in self.held]) if self.held else torch.zeros(0)
+
+    def unwritten(self):
+        """Raises an exception if parameters on the device were written to. In the shared memory, that ends the process at once."""
+        if self.mark is not None and not torch.equal(self.mark, self.sums()):
+            raise Refused(f"layer {self.name} writes to its parameters; only the optimizer may")
 
     def call(self, x, train):
         """Returns the inputs as leaves, and the outputs for private copies of them if the layer writes into its input."""
@@ -427,7 +443,7 @@ class Layer:
         """Returns the gradients of the layer's own parameters with what is owed for them, and adds to what is owed for borrowed ones."""
         grads = []
         for p in self.borrowed + self.params:
-            grad = torch.zeros(p.shape) if p.grad is None else p.grad.contiguous()
+            grad = torch.zeros(p.shape, device=p.device) if p.grad is None else p.grad.contiguous()
             p.grad = None
             grads.append(owed.pop(id(p)) + grad if id(p) in owed else grad)
         for p, grad in zip(self.borrowed, grads):
@@ -547,6 +563,7 @@ class Program:
         torch.set_num_threads(job.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
         modules = self.check_layers()
+        self.device = self.find_device()
         there = first and os.path.exists(first)
         if job.init_from and not there:
             self.begin_with(os.fspath(job.init_from))
@@ -567,7 +584,50 @@ class Program:
         self.eval = None if job.eval is None else source(job.eval, "eval", like=self.data)
         self.names, self.tied = self.name_parameters()
         self.tuned = self.tune()
-        self.probe = self.trace()
+        if self.device.copies:
+            self.probe, self.device.name, found = _process.in_child(self.try_device, self.explain)
+            for layer, (parts, writes) in zip(self.layers, found):
+                layer.parts, layer.writes = parts, writes
+        else:
+            self.probe = self.trace()
+
+    def explain(self, error):
+        return explain(error, self.folder)
+
+    def find_device(self):
+        """Returns where the layers are to compute."""
+        want = self.job.device
+        if want not in (None, "cpu", "cuda"):
+            raise Refused(f"Job.device is {short(want)}; give \"cpu\", \"cuda\" (each worker takes a GPU), or None (a GPU where PyTorch finds one)")
+        if want != "cuda" and os.environ.get(_device.COPIES):
+            return _device.Copying()
+        count = 0 if want == "cpu" else _device.count_gpus(self.explain)
+        if count == 0:
+            if want == "cuda":
+                raise Refused(f"Job.device is \"cuda\", and PyTorch {torch.__version__} of {sys.executable} finds no GPU; give \"cpu\", or None (a GPU where PyTorch finds one)")
+            return _device.CPU()
+        if torch.cuda.is_initialized():
+            raise Refused("the program uses CUDA before training begins; make layers and data on the CPU: each worker copies them to its GPU; or give Job.device=\"cpu\"")
+        for i, m in enumerate(self.job.layers):
+            for name, part in m.named_modules():
+                if isinstance(part, torch.nn.RNNBase) and part.dropout > 0 and part.num_layers > 1:
+                    raise Refused(f"{name or 'the module'} of layer {i} ({type(m).__name__}) is {kind(part)} with dropout, which PyTorch cannot seed for each micro-batch "
+                                  "on CUDA; give it dropout=0 and put nn.Dropout between layers, or Job.device=\"cpu\"")
+        return _device.GPU(count)
+
+    def begin_device(self):
+        """Makes this process the one that computes."""
+        self.device.begin(self.job.layers)
+        GENERATORS.extend(self.device.generators)
+        for layer in self.layers:
+            layer.held = [p.data.contiguous() for p in layer.params]
+            layer.mark = layer.sums() if self.device.copies else None
+
+    def try_device(self):
+        """Returns the hash of trace, what decides the bits of the device, and what was found of each layer."""
+        self.begin_device()
+        probe = self.trace()
+        return probe, self.device.describe(), [(layer.parts, layer.writes) for layer in self.layers]
 
     def check_numbers(self):
         job = self.job
@@ -708,7 +768,7 @@ class Program:
                 if p.dtype != torch.float32:
                     raise Refused(f"{where} is {p.dtype}; parameters must be float32 (autocast inside a layer is possible)")
                 if p.device.type != "cpu":
-                    raise Refused(f"{where} is on {p.device}; layers must be on the CPU")
+                    raise Refused(f"{where} is on {p.device}; make layers on the CPU: each worker copies them to Job.device")
                 if p.numel() == 0:
                     raise Refused(f"{where} has no elements")
             for name, part in m.named_modules():
@@ -772,7 +832,7 @@ class Program:
     def compute(self):
         """Runs one micro-batch through all layers and the loss, finds out what the layers do, and returns what each made, as digests."""
         samples = min(self.job.micro_batch, 4)
-        x, y = self.data.batch(samples)
+        x, y = [[self.device.bring(t) for t in tensors] for tensors in self.data.batch(samples)]
         made, passes = [], []
 
         def run():
@@ -811,6 +871,7 @@ class Program:
             with within(f'Backward of layer "{layer.name}"'):
                 grads = layer.backward(kept, grads, layer.index)
             made.append((f"the backward pass of layer {layer.name}", digest_of((grads if layer.index > 0 else []) + layer.settle(owed))))
+            layer.unwritten()
         return made
 
     def loss(self, x, y, samples, train, number):
@@ -867,7 +928,7 @@ class Program:
             "seed": job.seed, "eval_every": job.eval_every, "eval_samples": job.eval_samples, "data_workers": job.data_workers,
             "identity": {
                 "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "cpu": capability(),
-                "blas": os.environ.get("OPENBLAS_CORETYPE", ""), "threads": job.threads, "source_sha256": sources(self.folder),
+                "blas": os.environ.get("OPENBLAS_CORETYPE", ""), "threads": job.threads, "device": self.device.name, "source_sha256": sources(self.folder),
                 "first_sha256": first.hexdigest(), "buffers_sha256": fixed.hexdigest(), "probe_sha256": self.probe,
                 "tied": self.tied,
                 "tuning_sha256": hashlib.sha256(json.dumps(self.tuned).encode()).hexdigest() if any(map(len, job.param_groups)) else "",

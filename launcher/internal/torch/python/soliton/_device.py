@@ -1,0 +1,104 @@
+"""Where layers compute: on the CPU, or on one of the machine's GPUs.
+
+A process that has used CUDA cannot fork another one that does, and the process that makes the job forks the one that computes. So only
+forked processes use a GPU: one counts the GPUs, one runs the probe, and one computes.
+"""
+
+import os
+import socket
+import time
+
+import torch
+
+from soliton._process import in_child
+
+COPIES = "SOLITON_TEST_COPIES"  # makes the copies that a GPU needs on the CPU: a test without a GPU
+MOST_SHARING = 64  # workers of one GPU that claim tells apart
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # torch.cuda.is_available() does not begin to use CUDA then
+
+
+class CPU:
+    """The processor. Layers use parameters and inputs in the shared memory."""
+
+    copies = False
+    generators = ()  # besides that of the CPU
+    name = ""
+
+    def bring(self, t):
+        """Returns a tensor where layers can use it."""
+        return t
+
+    def begin(self, modules):
+        """Makes this process the one that computes with modules."""
+
+    def clock(self):
+        """Returns a time in nanoseconds; the difference of two is what a call has taken."""
+        return time.thread_time_ns()
+
+    def describe(self):
+        """Returns what decides the bits besides the versions of PyTorch and Python."""
+        return self.name
+
+
+class Copying(CPU):
+    """The processor, with the copies that a GPU needs."""
+
+    copies = True
+    name = "cpu with copies"
+
+    def bring(self, t):
+        return t.clone()
+
+
+class GPU(CPU):
+    """A GPU. The process copies parameters, inputs and what crosses between stages there with each micro-batch."""
+
+    copies = True
+
+    def __init__(self, count):
+        self.index, self.claim = claim(count)
+
+    def begin(self, modules):
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.cuda.init()
+        torch.cuda.set_device(self.index)
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+        self.device = torch.device("cuda", self.index)
+        self.generators = (torch.cuda.default_generators[self.index],)
+        for m in modules:
+            m.to(self.device)
+
+    def bring(self, t):
+        return t.to(self.device)
+
+    def clock(self):
+        torch.cuda.synchronize()
+        return time.perf_counter_ns()
+
+    def describe(self):
+        of = torch.cuda.get_device_properties(self.index)
+        tf32 = [name for name, on in (("products", torch.backends.cuda.matmul.allow_tf32), ("convolutions", torch.backends.cudnn.allow_tf32)) if on]
+        return (f"{of.name}, capability {of.major}.{of.minor}, CUDA {torch.version.cuda or torch.version.hip}, cuDNN {torch.backends.cudnn.version()}, "
+                f"cuBLAS {os.environ['CUBLAS_WORKSPACE_CONFIG']}, TF32 in {' and '.join(tf32) or 'nothing'}")
+
+
+def claim(count):
+    """Returns the index of a GPU that the fewest workers of this machine use, and a socket that holds the place. Its name is free again when the last process that has it exits."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    for place in range(MOST_SHARING):
+        for index in range(count):
+            held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                held.bind(f"\0soliton-gpu-{visible}/{index}/{place}"[:100])
+                return index, held
+            except OSError:
+                held.close()
+    return os.getpid() % count, None
+
+
+def count_gpus(explain):
+    """Returns how many GPUs PyTorch can use here."""
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        return 0
+    return in_child(lambda: torch.cuda.device_count() if torch.cuda.is_available() else 0, explain)
