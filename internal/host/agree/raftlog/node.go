@@ -166,8 +166,8 @@ func (n *Node) Stand() {
 	_ = n.net.TimeoutNow(raft.ServerID(n.id), n.net.LocalAddr(), request, new(raft.TimeoutNowResponse))
 }
 
-// Miss implements [agree.Log]. A follower asks for votes before it begins a term, and who hears the leader gives none; it has then
-// no leader itself, so that of two that miss the leader the second one is elected.
+// Miss implements [agree.Log]. A follower asks for votes before it begins a term, and followers that hear the leader give none. Afterwards
+// it has no leader itself, so the second of two followers that miss the leader is elected.
 func (n *Node) Miss() {
 	select {
 	case n.missed <- struct{}{}:
@@ -243,7 +243,7 @@ func (n *Node) watch() {
 		case ready = <-n.led:
 		case <-n.observed:
 		case <-n.missed:
-			// raft looks for the leader now if its patience becomes shorter.
+			// raft checks at once whether it has heard the leader when its timeout becomes shorter. Both settings are valid.
 			usual := settings.HeartbeatTimeout
 			settings.HeartbeatTimeout = n.config.raft().LeaderLeaseTimeout
 			_ = n.raft.ReloadConfig(settings)

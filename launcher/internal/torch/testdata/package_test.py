@@ -396,7 +396,7 @@ class TestDevice(unittest.TestCase):
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
         for text, how in {
-            "has ended with status 3": lambda: os._exit(3), "has ended with SIGKILL": lambda: os.kill(os.getpid(), 9), "it called sys.exit(4)": lambda: exit(4),
+            "the Python process that runs the probe exited with status 3": lambda: os._exit(3), "exited with SIGKILL": lambda: os.kill(os.getpid(), 9), "it called sys.exit(4)": lambda: exit(4),
             'in Forward of layer "0.Ends": RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB': out_of_memory,
         }.items():
             with self.subTest(text):
@@ -412,7 +412,7 @@ class TestDevice(unittest.TestCase):
                     os.kill(os.getpid(), (signal.SIGKILL, signal.SIGSTOP)[len(os.listdir(folder)) - 1])
                 return 7
 
-            self.assertEqual(_process.in_child(killed_twice, None), 7)
+            self.assertEqual(_process.in_child("is killed", killed_twice, None), 7)
             self.assertEqual(len(os.listdir(folder)), 2)
 
     def test_trying_forks(self):
@@ -424,7 +424,7 @@ class TestDevice(unittest.TestCase):
                 os.read(ours, 1)  # outlives the process that forks it
             return 7
 
-        self.assertEqual(_process.in_child(forks, None), 7)
+        self.assertEqual(_process.in_child("forks", forks, None), 7)
         os.close(ours)
         os.close(theirs)
 

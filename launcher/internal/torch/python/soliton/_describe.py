@@ -585,7 +585,7 @@ class Program:
         self.names, self.tied = self.name_parameters()
         self.tuned = self.tune()
         if self.device.copies:
-            self.probe, self.device.name, found = _process.in_child(self.try_device, self.explain)
+            self.probe, self.device.name, found = _process.in_child("runs the probe", self.try_device, self.explain)
             for layer, (parts, writes) in zip(self.layers, found):
                 layer.parts, layer.writes = parts, writes
         else:

@@ -101,4 +101,4 @@ def count_gpus(explain):
     """Returns how many GPUs PyTorch can use here."""
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return 0
-    return in_child(lambda: torch.cuda.device_count() if torch.cuda.is_available() else 0, explain)
+    return in_child("counts the GPUs", lambda: torch.cuda.device_count() if torch.cuda.is_available() else 0, explain)

@@ -29,9 +29,12 @@ class Elsewhere(Exception):
         self.said = said
 
 
-def in_child(work, explain):
-    """Returns what work returns in a process of its own. Its exceptions become Elsewhere. A process that is killed from outside, or is stopped for a second, is replaced, twice at most."""
-    for attempt in range(STARTS):
+def in_child(does, work, explain):
+    """Returns what work returns in a process of its own; does says what that is in errors. Its exceptions become Elsewhere.
+
+    A process that is killed from outside, or is stopped for a second, is replaced, twice at most.
+    """
+    for _ in range(STARTS):
         text, status = start(work, explain)
         if text:
             done, said = pickle.loads(text)
@@ -41,7 +44,7 @@ def in_child(work, explain):
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) in FAULTS:
             break
     how = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
-    raise Elsewhere({"text": f"the process that tries the layers has ended with {how}", "trace": "", "refused": False})
+    raise Elsewhere({"text": f"the Python process that {does} exited with {how}", "trace": "", "refused": False})
 
 
 def start(work, explain):
