@@ -2,9 +2,9 @@
 
     python3 examples/torch/reference.py RUN_DIR
 
-It trains the layers of model.py or images.py with the numbers of RUN_DIR/job.json, and exits with status 1 if the hash is not that of
-RUN_DIR/summary.json. With --torch, it also trains with torch.optim.AdamW and clip_grad_norm_, whose last bits differ, and prints how
-far the losses are apart.
+It trains the layers of model.py or images.py with the numbers of RUN_DIR/job.json, on a GPU if the run was on one, and exits with
+status 1 if the hash is not that of RUN_DIR/summary.json. With --torch, it also trains with torch.optim.AdamW and clip_grad_norm_, whose
+last bits differ, and prints how far the losses are apart.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import sys
 # Libraries under PyTorch read these when they are loaded, and OpenBLAS with threads of its own makes other bits.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch  # noqa: E402
 
@@ -97,7 +98,7 @@ def squares(g, exponent):
     g = g.flatten()
     blocks = -(-len(g) // BLOCK)
     x = torch.nn.functional.pad(g, (0, blocks * BLOCK - len(g))).double().reshape(blocks, BLOCK // LANES, LANES)
-    lanes = torch.zeros(blocks, LANES, dtype=torch.float64)
+    lanes = torch.zeros(blocks, LANES, dtype=torch.float64, device=g.device)
     for row in range(BLOCK // LANES):
         lanes += x[:, row] * x[:, row]
     width = LANES
@@ -140,7 +141,7 @@ def numbers(text):
 
 
 def raw(t):
-    t = t.detach().contiguous()
+    t = t.detach().cpu().contiguous()
     return ctypes.string_at(t.data_ptr(), 4 * t.numel())
 
 
@@ -171,6 +172,11 @@ class Run:
         self.folder = pathlib.Path(folder)
         self.job = json.loads((self.folder / "job.json").read_text())
         self.layers, self.data, self.loss = {"train.py": self.text, "train_images.py": self.images}[self.job["program"]]()
+        self.device = "cuda" if "CUDA" in self.job["model_config"].get("device", "") else "cpu"
+        if self.device == "cuda":
+            torch.use_deterministic_algorithms(True)
+        for layer in self.layers:
+            layer.to(self.device)
         self.params = list(dict.fromkeys(p for layer in self.layers for p in layer.parameters()))  # shared ones once
         self.micros = self.job["global_batch"] // self.job["micro_batch"]
 
@@ -206,7 +212,7 @@ class Run:
         for j in range(job["micro_batch"]):
             i = (step - 1) * job["global_batch"] + micro * job["micro_batch"] + j
             pairs.append(self.data[order(job["seed"], i // n, n)(i % n)])
-        return [torch.stack([p[side] for p in pairs]) for side in (0, 1)]
+        return [torch.stack([p[side] for p in pairs]).to(self.device) for side in (0, 1)]
 
     def gradients(self, step, micro):
         """Returns the loss of a micro-batch and the gradients of all parameters, with autograd cut at every layer."""
