@@ -7,6 +7,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/model"
 	"github.com/soliton-train/soliton/rng"
@@ -56,6 +57,9 @@ type collected [][]float32
 
 func (g collected) Buffer(layer int) []float32   { return g[layer] }
 func (collected) Done(layer int, grad []float32) {}
+func (collected) Sum(int, tree.Node, []float32)  {}
+func (collected) Last() bool                     { return true }
+
 func cloneOf(t tensor.Tensor) tensor.Tensor {
 	return tensor.Of(slices.Clone(t.F), slices.Clone(t.Shape)...)
 }

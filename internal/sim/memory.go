@@ -34,8 +34,9 @@ type memory struct {
 	// Of a step.
 	tensors, made map[key.Tensor]content
 	passes        map[graph.Pair]content
-	gradients     []gradient // by layer
-	losses        uint64     // micro-batches
+	kept          map[int][]kept // by stage
+	gradients     []gradient     // by layer
+	losses        uint64         // micro-batches
 	spot          [2][]uint32
 
 	altered map[id.Range]bool // blocks
@@ -95,7 +96,7 @@ type incoming struct {
 func newMemory(w *worker) memory {
 	m := memory{
 		plan: new(plan.Plan), shards: make(map[id.Range]*shard), initial: make(map[id.Range]*shard), incoming: make(map[id.Range]*incoming),
-		bases: make(map[core.Transfer]int), tensors: make(map[key.Tensor]content), made: make(map[key.Tensor]content), passes: make(map[graph.Pair]content),
+		bases: make(map[core.Transfer]int), tensors: make(map[key.Tensor]content), made: make(map[key.Tensor]content), passes: make(map[graph.Pair]content), kept: make(map[int][]kept),
 		gradients: make([]gradient, len(w.c.cfg.Layers)), altered: make(map[id.Range]bool), shut: make(map[int]bool),
 	}
 	for _, l := range w.c.cfg.Layers {
@@ -207,6 +208,11 @@ func (w *worker) remember(d core.Duty) {
 	switch d := d.(type) {
 	case core.Run:
 		w.in(w.c.delay(300*time.Microsecond), func() { w.compute(d) })
+	case core.HandOver:
+		w.in(w.c.delay(100*time.Microsecond), func() {
+			w.handOver(d.Stage)
+			w.step(core.HandedOver(d))
+		})
 	case core.Repeat:
 		w.in(w.c.delay(600*time.Microsecond), func() { w.repeat(d) })
 	case core.Say:
@@ -235,6 +241,9 @@ func (w *worker) remember(d core.Duty) {
 		clear(w.tensors)
 		clear(w.made)
 		clear(w.passes)
+		if len(w.kept) > 0 {
+			w.c.violated("worker %v ends a step and has kept gradients", w.session)
+		}
 		clear(w.gradients)
 		w.losses, w.spot = 0, [2][]uint32{}
 	case core.Keep:

@@ -14,7 +14,9 @@ package tree
 
 import (
 	"fmt"
+	"maps"
 	"math/bits"
+	"slices"
 )
 
 // Node is the range [Lo, Hi) of micro-batches.
@@ -124,6 +126,11 @@ func (s *Sums[T]) Put(n Node, v T) (dropped []T) {
 
 // Held returns how many values are held at the moment.
 func (s *Sums[T]) Held() int { return len(s.held) }
+
+// Nodes returns the nodes whose values are held, in order.
+func (s *Sums[T]) Nodes() []Node {
+	return slices.SortedFunc(maps.Keys(s.held), func(a, b Node) int { return a.Lo - b.Lo })
+}
 
 // At returns the value of a node that is held.
 func (s *Sums[T]) At(n Node) (v T, ok bool) {

@@ -256,6 +256,16 @@ func (q *Queue) Done(t Task) {
 	}
 }
 
+// Last reports whether all other pairs of its stage are finished.
+func (q *Queue) Last(p Pair) bool {
+	for other, e := range q.pairs {
+		if other.Stage == p.Stage && other != p && e.phase != Finished {
+			return false
+		}
+	}
+	return true
+}
+
 // Left returns the number of assigned pairs that are not finished.
 func (q *Queue) Left() int { return q.left }
 

@@ -127,13 +127,16 @@ type GroupEdit struct {
 // Tasks of the computing goroutine: there is one at a time.
 type (
 	// Run runs a pass. Learn asks for the shapes within the stage. Last says that the worker has nothing to do for the stage
-	// before this backward pass is done. Digests is how many the passes of the pair make of a spot check, for the record of the
+	// before this backward pass is done: it hands over all gradients, and before it may keep some. Digests is how many the passes of the pair make of a spot check, for the record of the
 	// commit; 0 if there is none.
 	Run struct {
 		Task          graph.Task
 		Step, Digests int
 		Learn, Last   bool
 	}
+	// HandOver brings the gradients that passes of a stage have kept into the sums: the pass that was to be the last one is now
+	// another worker's.
+	HandOver struct{ Stage int }
 	// Repeat runs both passes of a pair once more and keeps nothing of them but so many digests, for the record of the commit.
 	Repeat struct {
 		Pair          graph.Pair

@@ -67,6 +67,8 @@ type (
 	}
 	// GradientDone says that the gradient of a micro-batch is in the sums of a layer.
 	GradientDone struct{ Layer, Micro int }
+	// HandedOver ends [HandOver].
+	HandedOver struct{ Stage int }
 	// Said ends [Say]. The record lacks what the core knows.
 	Said struct {
 		Record  Record

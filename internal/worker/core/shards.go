@@ -115,7 +115,7 @@ func (w *Worker) reduce() {
 	}
 	for _, s := range w.served {
 		for l := w.plan.Stages[s].Hi - 1; l >= w.plan.Stages[s].Lo; l-- {
-			if ls := w.step.layers[l]; !ls.reduced && w.through(s, ls, -1) {
+			if ls := w.step.layers[l]; !ls.reduced && w.through(s, ls) {
 				ls.reduced = true
 				w.reduceLayer(s, l)
 			}

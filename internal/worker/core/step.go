@@ -71,12 +71,15 @@ func (w *Worker) advanceStep() {
 			d := Run{
 				Task: t, Step: st.number,
 				Learn: t.Kind == graph.Forward && !w.knowsWithin(t.Stage),
-				Last:  t.Kind == graph.Backward && w.isLast(t.Stage, t.Micro),
+				Last:  t.Kind == graph.Backward && st.queue.Last(t.Pair),
 			}
 			if st.spot != nil && st.spot.pair == t.Pair {
 				d.Digests = st.spot.digests
 			}
 			w.emit(d)
+		} else if s := w.keeping(); s >= 0 {
+			w.busy = onPass
+			w.emit(HandOver{s})
 		}
 	}
 	w.repeat()
@@ -284,19 +287,24 @@ func (w *Worker) handTo(t key.Tensor, b *boundary, to id.WorkerID) {
 	w.emit(Send{To: w.session(to), Key: key.Boundary(st.attempt, t), From: Buffer{Content: Boundary, Tensor: t}, Priority: comm.Bulk})
 }
 
-// through reports whether all micro-batches routed here, but for one, are through a layer.
-func (w *Worker) through(s int, ls *layerState, but int) bool {
+// through reports whether all micro-batches routed here are through a layer.
+func (w *Worker) through(s int, ls *layerState) bool {
 	for m, x := range w.plan.Route[s] {
-		if x == w.me && m != but && !ls.have[m] && w.plan.Runs(graph.Pair{Stage: s, Micro: m}, w.step.number) {
+		if x == w.me && !ls.have[m] && w.plan.Runs(graph.Pair{Stage: s, Micro: m}, w.step.number) {
 			return false
 		}
 	}
 	return true
 }
 
-// isLast reports whether all other micro-batches routed here are through a stage.
-func (w *Worker) isLast(s, micro int) bool {
-	return w.through(s, w.step.layers[w.plan.Stages[s].Hi-1], micro)
+// keeping returns a stage all of whose pairs here are finished and whose passes have kept gradients, or -1.
+func (w *Worker) keeping() int {
+	for _, s := range w.served {
+		if w.step.queue.Last(graph.Pair{Stage: s, Micro: -1}) && !w.through(s, w.step.layers[w.plan.Stages[s].Lo]) {
+			return s
+		}
+	}
+	return -1
 }
 
 // clearStep forgets the step that all have come to the end of.

@@ -95,7 +95,7 @@ type work uint8
 
 const (
 	idle   work = iota
-	onPass      // a forward or backward pass
+	onPass      // a forward or backward pass, or what passes have kept
 	onJob       // anything else; a plan is applied after it
 )
 
@@ -277,6 +277,10 @@ func (w *Worker) taskDone(ev Event) {
 		}
 	case PassDone:
 		w.passDone(ev)
+	case HandedOver:
+		if w.step != nil && !w.through(ev.Stage, w.step.layers[w.plan.Stages[ev.Stage].Lo]) {
+			w.fail(fmt.Errorf("step %d: stage %d has kept gradients", w.step.number, ev.Stage))
+		}
 	case Said:
 		w.sayCommit(ev)
 	case Answered:

@@ -184,7 +184,7 @@ func (e *Engine) backward(d core.Run) {
 	}, func(end *taskEnded) error {
 		e.c.Meter.Begin()
 		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()
-		din := w.backward(e, leaf{e, m, tell})
+		din := w.backward(e, leaf{e, m, tell, d.Last})
 		if s > 0 {
 			din = e.keep(din)
 		}
@@ -302,7 +302,7 @@ func (w *task) backward(e *Engine, grads Gradients) (din tensor.Tensor) {
 
 // micro names the work of a pass.
 func (e *Engine) micro(step int, p graph.Pair) Micro {
-	return Micro{Step: step, Index: p.Micro, First: p.Micro * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true}
+	return Micro{Step: step, Index: p.Micro, Of: e.micros, First: p.Micro * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true, Values: e.values}
 }
 
 // read reads the samples of a micro-batch.
@@ -324,8 +324,13 @@ func (e *Engine) keep(t tensor.Tensor) tensor.Tensor {
 	return tensor.Of(buf, slices.Clone(t.Shape)...)
 }
 
-// dropPasses ends all passes without their backward pass.
+// dropPasses ends all passes without their backward pass, and gives up what passes have kept.
 func (e *Engine) dropPasses() {
+	for _, s := range e.stages {
+		if k, ok := s.(Keeper); ok {
+			k.Forget()
+		}
+	}
 	for p, w := range e.works {
 		if w.pass != nil {
 			e.stages[p.Stage].Drop(w.pass)
@@ -344,23 +349,27 @@ func (e *Engine) batch() *batch {
 	return &batch{makeBatch(e.c.Input, e.c.MicroBatch), makeBatch(e.c.Target, e.c.MicroBatch)}
 }
 
-// leaf puts the gradients of one micro-batch into the trees, in the computing
-// goroutine. While any is to come for a layer, no other goroutine looks at its tree.
+// leaf puts gradients into the trees, in the computing goroutine. While any is to come for a layer, no other goroutine looks at its tree.
 type leaf struct {
 	e     *Engine
-	index int
+	index int // of the pass; -1 for none
 	tell  func(any)
+	last  bool
 }
+
+func (l leaf) Last() bool { return l.last }
 
 func (l leaf) Buffer(layer int) []float32 {
 	l.e.c.Meter.Lap(layer)
 	return l.e.free.get(len(l.e.c.Layers[layer].Params))
 }
 
-func (l leaf) Done(layer int, grad []float32) {
+func (l leaf) Done(layer int, grad []float32) { l.Sum(layer, tree.Leaf(l.index), grad) }
+
+func (l leaf) Sum(layer int, of tree.Node, grad []float32) {
 	switch {
 	case !l.e.c.Fast:
-		for _, g := range l.e.grads[layer].Put(tree.Leaf(l.index), grad) {
+		for _, g := range l.e.grads[layer].Put(of, grad) {
 			l.e.free.put(g)
 		}
 	case l.e.plain[layer] == nil:
@@ -368,7 +377,18 @@ func (l leaf) Done(layer int, grad []float32) {
 	default:
 		l.e.mergeGrads(l.e.plain[layer], grad)
 	}
-	l.tell(core.GradientDone{Layer: layer, Micro: l.index})
+	for m := of.Lo; m < of.Hi; m++ {
+		l.tell(core.GradientDone{Layer: layer, Micro: m})
+	}
+}
+
+// handOver brings the gradients that passes of a stage have kept into the trees.
+func (e *Engine) handOver(d core.HandOver) {
+	stage := e.stages[d.Stage].(Keeper)
+	e.start(taskEnded{event: core.HandedOver(d)}, func(*taskEnded) error {
+		stage.HandOver(leaf{e, -1, e.mail.put, true})
+		return nil
+	})
 }
 
 // say checks all blocks and computes what this worker says in the commit.

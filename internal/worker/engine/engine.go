@@ -244,11 +244,14 @@ func (e *Engine) perform(d core.Duty) {
 		e.opsCancel()
 	case core.Run:
 		e.run(d)
+	case core.HandOver:
+		e.handOver(d)
 	case core.Repeat:
 		e.repeat(d)
 	case core.Say:
 		e.say(d)
 	case core.Operate:
+		e.changed()
 		e.operate(d)
 	case core.StopOperate:
 		e.jobStop()
@@ -263,6 +266,7 @@ func (e *Engine) perform(d core.Duty) {
 	case core.Begin:
 		e.c.Network.Advance(d.Word)
 		e.reap()
+		e.changed()
 		e.suspect = -1
 	case core.Clear:
 		e.clear()
@@ -287,8 +291,10 @@ func (e *Engine) perform(d core.Duty) {
 		}
 	case core.Restore:
 		e.restore(d)
+		e.changed()
 	case core.Apply:
 		e.fail(e.apply(d))
+		e.changed()
 	case control.Answer:
 		i := slices.IndexFunc(e.queries, func(q query) bool { return q.Ballot == d.Ballot }) // those before were refused
 		e.queries[i].answer(d.Report)

@@ -133,7 +133,7 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 	e, last := v.e, len(v.plan.Stages)-1
 	first := m * e.c.MicroBatch
 	micro := Micro{
-		Step: v.step, Index: m, First: first, Samples: min(e.c.MicroBatch, v.n-first),
+		Step: v.step, Index: m, First: first, Samples: min(e.c.MicroBatch, v.n-first), Values: e.values,
 		Ready: func(layer int) error {
 			// A stopped evaluation computes no further layer: it restarts under the next plan.
 			return cmp.Or(ctx.Err(), e.gates[layer].wait(ctx))

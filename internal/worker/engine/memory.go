@@ -360,15 +360,31 @@ func (e *Engine) restore(d core.Restore) {
 	e.guard.take(d.Block, arrays[0], arrays[1:]...)
 }
 
+// values returns the number of the values that a layer's parameters have, see Micro.Values.
+func (e *Engine) values(layer int) uint64 { return e.gates[layer].values.Load() }
+
+// changed says that all parameters may have other values than before.
+func (e *Engine) changed() {
+	for l := range e.gates {
+		e.gates[l].values.Add(1)
+	}
+}
+
 // gate lets passes wait for the parameters of a layer. The loop shuts and opens it.
-type gate struct{ full atomic.Pointer[chan struct{}] } // closed when nothing is missing; nil if nothing was
+type gate struct {
+	full   atomic.Pointer[chan struct{}] // closed when nothing is missing; nil if nothing was
+	values atomic.Uint64                 // see Micro.Values
+}
 
 func (g *gate) shut() {
 	full := make(chan struct{})
 	g.full.Store(&full)
 }
 
-func (g *gate) open() { close(*g.full.Load()) }
+func (g *gate) open() {
+	g.values.Add(1) // before the passes that wait
+	close(*g.full.Load())
+}
 
 // isOpen reports whether nothing is missing.
 func (g *gate) isOpen() bool {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
@@ -67,8 +68,10 @@ func (w witnessed) Done(layer int, grad []float32) {
 // unused are gradients of which nothing is kept.
 type unused struct{ e *Engine }
 
-func (u unused) Buffer(layer int) []float32 { return u.e.free.get(len(u.e.c.Layers[layer].Params)) }
-func (u unused) Done(_ int, grad []float32) { u.e.free.put(grad) }
+func (u unused) Buffer(layer int) []float32  { return u.e.free.get(len(u.e.c.Layers[layer].Params)) }
+func (u unused) Done(_ int, grad []float32)  { u.e.free.put(grad) }
+func (unused) Sum(int, tree.Node, []float32) { panic("engine: a repeated pass was kept") }
+func (unused) Last() bool                    { return false }
 
 // repeat runs both passes of a pair, and keeps digests of them only.
 func (e *Engine) repeat(d core.Repeat) {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tree"
 )
 
 // Micro names the work of one pass: a micro-batch of a step.
@@ -11,12 +12,17 @@ type Micro struct {
 	Step    int // from 1
 	Index   int // of the micro-batch
 	First   int // index of its first sample in the global batch
+	Of      int // micro-batches of the step
 	Samples int
 	Train   bool // false in evaluation, where no Backward follows
 
 	// Ready returns when the parameters of a layer, numbered in the model, are those of the step. Forward calls it before it runs
 	// the layer. nil means that they are.
 	Ready func(layer int) error
+
+	// Values, if it is not nil, numbers the values that a layer's parameters have had: as long as the number is the same, so are they.
+	// It holds for a layer from Ready on until the pass has ended, and is for stages that keep a copy of parameters.
+	Values func(layer int) uint64
 
 	// Made, if it is not nil, is called with the output of each layer in Forward and, after Gradients.Done, with the gradient of each
 	// layer's input in Backward. It may read the tensor until it returns.
@@ -44,7 +50,7 @@ type Stage interface {
 	Loss(p Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor)
 
 	// Backward computes the gradients from that of the output, and ends the pass. For every layer, last to first, it asks grads for
-	// memory, sets all of it and says so. din is valid until the next Backward.
+	// memory, sets all of it and says so. A [Keeper] may keep the gradients of all layers instead. din is valid until the next Backward.
 	Backward(p Pass, dout tensor.Tensor, grads Gradients) (din tensor.Tensor)
 
 	// Drop ends the pass without Backward.
@@ -58,10 +64,24 @@ type Stage interface {
 	Suspect(p Pass) (layer int)
 }
 
-// Gradients receives the gradients of one micro-batch. Layers are numbered in the model.
+// Keeper is a stage that adds gradients itself, where they are made. A backward pass for which grads.Last is false, and Micro.Made nil, may
+// keep those of all layers; the next one with Last, or HandOver, hands over sums.
+type Keeper interface {
+	Stage
+	// HandOver hands over all that is kept.
+	HandOver(grads Gradients)
+	// Forget gives up all that is kept.
+	Forget()
+}
+
+// Gradients receives the gradients of micro-batches. Layers are numbered in the model.
 type Gradients interface {
 	// Buffer returns memory, of unspecified content, for the gradient of all parameters of a layer. Several may be asked for at once.
 	Buffer(layer int) []float32
-	// Done hands over the filled buffer.
+	// Done hands over the filled buffer, with the gradient of the pass.
 	Done(layer int, grad []float32)
+	// Sum hands over the filled buffer, with the sum over a node of the tree of package tree, of passes that were kept.
+	Sum(layer int, of tree.Node, grad []float32)
+	// Last reports whether all that is kept is to be handed over.
+	Last() bool
 }
