@@ -12,7 +12,8 @@
 //   - program.go: the Python processes: start, replacement, requests and replies;
 //   - memory.go: the shared memory;
 //   - output.go: what the Python processes print;
-//   - stage.go: the stage that the engine runs.
+//   - stage.go: the stage that the engine runs;
+//   - kept.go: gradients that the Python process keeps on a GPU.
 //
 // # Processes
 //
@@ -23,7 +24,8 @@
 //
 // # Devices
 //
-// With a GPU, the computing process copies parameters there for each forward pass. A process that uses CUDA cannot fork others that do, so
+// With a GPU, the computing process has copies of the parameters there. [engine.Micro.Values] numbers their values, so that it copies them when
+// they change. Gradients stay on the GPU until the last pass of a step; see kept.go. A process that uses CUDA cannot fork others that do, so
 // the first process uses none: forked processes count the GPUs and run the probe. python/soliton/_device.py has what differs, and makes
 // the same copies on the CPU for tests.
 //

@@ -15,7 +15,7 @@ import (
 // reserved is the size of the shared memory in bytes. Only what is used takes room.
 const reserved = 1 << 40
 
-// firstPage is not used, so that no block is at 0, which in a request means none.
+// firstPage is not used, so that no block is at 0, which in a request means none. Large blocks begin at multiples of it.
 const firstPage = 1 << 12
 
 // memory is memory that this process and Python processes see. Blocks are taken and given back by any goroutine.
@@ -67,8 +67,13 @@ func (m *memory) take(n int) block {
 	at := m.end
 	if old := m.free[size]; len(old) > 0 {
 		at, m.free[size] = old[len(old)-1], old[:len(old)-1]
-	} else if m.end += size; m.end > len(m.all) {
-		panic(fmt.Sprintf("torch: the shared memory of %d bytes is too small", len(m.all)))
+	} else {
+		if size >= firstPage { // a GPU's driver locks whole pages of large blocks
+			at = (at + firstPage - 1) &^ (firstPage - 1)
+		}
+		if m.end = at + size; m.end > len(m.all) {
+			panic(fmt.Sprintf("torch: the shared memory of %d bytes is too small", len(m.all)))
+		}
 	}
 	return block{at, m.floats(at, n)}
 }

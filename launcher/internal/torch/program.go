@@ -41,6 +41,8 @@ const (
 	askOnStep
 	askOnEnd
 	askFiles // the answer to saidLooks
+	askHandOver
+	askForget
 )
 
 // The kinds of replies.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/process"
@@ -41,6 +42,7 @@ type stage struct {
 	lo, hi  int
 	seed    uint64
 	calls   *process.Calls
+	kept    kept
 }
 
 // pass is a micro-batch in flight. Its blocks are in use until it has ended.
@@ -53,8 +55,12 @@ type pass struct {
 	out      block
 	target   block // in the last stage
 	lossGrad block // the same
-	dout     block // if the gradient of the output came from elsewhere
+	dout     block // if the gradient of the output came from elsewhere, or must last
+	doutAt   int   // 0: the process has it
 	din      block
+	scored   bool    // the loss is computed
+	keeps    bool    // the process keeps its gradients
+	merges   []int   // slots that are added then
 	within   []block // outputs of layers, for the witness of a spot check
 }
 
@@ -107,12 +113,18 @@ func (s *stage) await(c *connection, kind control.CallKind, layer int) (time.Dur
 // Forward implements [engine.Stage].
 func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor, error) {
 	p := s.program
+	if k := s.kept.passes; len(k) > 0 && k[0].micro.Step != m.Step {
+		s.Forget()
+	}
 	p.sweep(m)
 	p.number++
 	f := &pass{stage: s, micro: m, number: p.number, in: p.place(in)}
 	p.passes[f.number] = f
-	shape := s.shape(s.hi-1, m.Samples)
-	f.out = p.memory.take(tensor.Size(shape))
+	out := tensor.Tensor{Shape: s.shape(s.hi-1, m.Samples)}
+	if s.hi < len(p.job.Layers) || m.Made != nil { // otherwise the loss finds it in the process
+		f.out = p.memory.take(out.Len())
+		out.F = f.out.f
+	}
 	ready := s.lo // layers before have their parameters
 	var wait error
 	must(p.run(func(c *connection) error {
@@ -151,7 +163,7 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 			m.Made(tensor.Of(f.output(i).f, s.shape(i, m.Samples)...))
 		}
 	}
-	return f, tensor.Of(f.out.f, shape...), nil
+	return f, out, nil
 }
 
 // output returns the block for the output of a layer, 0 where that stays in the Python process.
@@ -171,12 +183,15 @@ func (f *pass) output(layer int) block {
 }
 
 func (f *pass) sendForward(c *connection, layer int) error {
-	s := f.stage
+	s, values := f.stage, 0
+	if f.micro.Values != nil {
+		values = int(f.micro.Values(layer))
+	}
 	return c.send(askForward, int(f.number), layer, number(layer == s.lo), number(f.micro.Train), f.micro.Samples,
-		f.in.at, s.program.params[layer].at, s.random(f.micro, layer, 0), f.output(layer).at)
+		f.in.at, s.program.params[layer].at, s.random(f.micro, layer, 0), f.output(layer).at, values)
 }
 
-// again computes a pass up to its loss, if it has one, in another process than before.
+// again computes a pass again in another process than before.
 func (f *pass) again(c *connection) error {
 	if f.on == c {
 		return nil
@@ -188,7 +203,14 @@ func (f *pass) again(c *connection) error {
 			return err
 		}
 	}
-	for range s.hi - s.lo {
+	replies := s.hi - s.lo
+	if f.scored && f.lossGrad.at == 0 {
+		if err := f.sendLoss(c); err != nil {
+			return err
+		}
+		replies++
+	}
+	for range replies {
 		if _, _, err := c.done(); err != nil {
 			return err
 		}
@@ -196,18 +218,26 @@ func (f *pass) again(c *connection) error {
 	return nil
 }
 
+func (f *pass) sendLoss(c *connection) error {
+	p := f.stage.program
+	return c.send(askLoss, int(f.number), f.target.at, f.stage.random(f.micro, len(p.job.Layers), 0), f.lossGrad.at)
+}
+
 // Loss implements [engine.Stage].
 func (s *stage) Loss(ep engine.Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
 	p, f := s.program, ep.(*pass)
 	m := f.micro
 	f.target = p.place(target)
-	shape := s.shape(s.hi-1, m.Samples)
-	f.lossGrad = p.memory.take(tensor.Size(shape))
+	dout = tensor.Tensor{Shape: s.shape(s.hi-1, m.Samples)}
+	if m.Made != nil { // otherwise the backward pass finds it in the process
+		f.lossGrad = p.memory.take(dout.Len())
+		dout.F = f.lossGrad.f
+	}
 	must(p.run(func(c *connection) error {
 		if err := f.again(c); err != nil {
 			return err
 		}
-		if err := c.send(askLoss, int(f.number), f.target.at, s.random(m, len(p.job.Layers), 0), f.lossGrad.at); err != nil {
+		if err := f.sendLoss(c); err != nil {
 			return err
 		}
 		_, said, err := s.await(c, control.CallLoss, 0)
@@ -228,17 +258,19 @@ func (s *stage) Loss(ep engine.Pass, target tensor.Tensor) (sum float64, count i
 		}
 		return nil
 	}))
-	return sum, count, tensor.Of(f.lossGrad.f, shape...)
+	f.scored = true
+	return sum, count, dout
 }
 
 // Backward implements [engine.Stage]. It hands over the gradients of a layer while the process computes those of the layer before.
 func (s *stage) Backward(ep engine.Pass, dout tensor.Tensor, grads engine.Gradients) tensor.Tensor {
 	p, f := s.program, ep.(*pass)
 	m := f.micro
-	at, shared := p.memory.where(dout.F)
-	if !shared {
-		f.dout = p.place(dout)
-		at = f.dout.at
+	f.keeps = s.keeps(m)
+	s.takeGradient(f, dout)
+	before := s.kept.passes
+	if f.keeps {
+		s.keep(f)
 	}
 	var din tensor.Tensor
 	p.memory.give(p.din) // the engine has copied it
@@ -253,48 +285,58 @@ func (s *stage) Backward(ep engine.Pass, dout tensor.Tensor, grads engine.Gradie
 		dins[i] = p.memory.take(tensor.Size(s.shape(i-1, m.Samples)))
 	}
 	dins[s.lo] = f.din
+	own := make([]landing, s.hi)
+	for i := s.hi - 1; i >= s.lo && !f.keeps; i-- {
+		own[i] = p.land(grads.Buffer(i))
+	}
 	left := s.hi // layers from here on have handed over their gradients
-	flats, into := make([][]float32, s.hi), make([]int, s.hi)
-	for i := s.hi - 1; i >= s.lo; i-- {
-		flats[i] = grads.Buffer(i)
-		if flat, shared := p.memory.where(flats[i]); shared {
-			into[i] = flat
-		} else {
-			into[i] = p.gradient(i).at
-		}
+	sums := make([][]landing, s.hi)
+	if grads.Last() {
+		sums = s.landings(grads)
 	}
 	must(p.run(func(c *connection) error {
+		if err := s.restore(c, before); err != nil {
+			return err
+		}
 		if err := f.again(c); err != nil {
 			return err
 		}
 		for i := s.hi - 1; i >= s.lo; i-- {
-			behind := 0
-			if i == s.hi-1 {
-				behind = at
-			}
+			into := own[i].at
 			if i >= left {
-				into[i] = 0 // these are no longer ours
+				into = 0 // these are no longer ours
 			}
-			if err := c.send(askBackward, int(f.number), i, number(i == s.lo), p.params[i].at, s.random(m, i, 1), behind, into[i], dins[i].at); err != nil {
+			if err := f.sendBackward(c, i, into, dins[i].at); err != nil {
 				return err
 			}
+			if i < left {
+				if err := s.sendHandOver(c, i, sums[i]); err != nil {
+					return err
+				}
+			}
 		}
+		had := left
 		for i := s.hi - 1; i >= s.lo; i-- {
 			took, _, err := s.await(c, control.CallBackward, i)
 			if err != nil {
 				return err
 			}
-			if i >= left {
+			if i >= had {
 				continue // the process before had come so far
+			}
+			if err := s.awaitHandOver(c, i, sums[i]); err != nil {
+				return err
 			}
 			left = i
 			if m.Took != nil {
 				m.Took(i, took)
 			}
-			if _, shared := p.memory.where(flats[i]); !shared {
-				copy(flats[i], p.gradient(i).f)
+			if !f.keeps {
+				grads.Done(i, p.settle(own[i]))
 			}
-			grads.Done(i, flats[i])
+			for _, l := range sums[i] {
+				grads.Sum(i, l.of, p.settle(l))
+			}
 			if m.Made != nil {
 				t := tensor.Tensor{}
 				if i > 0 {
@@ -311,8 +353,69 @@ func (s *stage) Backward(ep engine.Pass, dout tensor.Tensor, grads engine.Gradie
 		}
 	}
 	p.din, f.din = f.din, block{}
-	p.end(f)
+	if f.keeps {
+		p.shed(f)
+	} else {
+		p.end(f)
+	}
+	if grads.Last() {
+		s.Forget()
+	}
 	return din
+}
+
+// takeGradient takes the gradient of the output, which may be in the process that computes.
+func (s *stage) takeGradient(f *pass, dout tensor.Tensor) {
+	switch at, shared := s.program.memory.where(dout.F); {
+	case f.scored && dout.F == nil: // in the process
+	case shared && !f.keeps:
+		f.doutAt = at
+	default:
+		f.dout = s.program.place(dout)
+		f.doutAt = f.dout.at
+	}
+}
+
+// sendBackward asks for the backward pass of a layer, with the gradients at into and din, or nowhere.
+func (f *pass) sendBackward(c *connection, layer, into, din int) error {
+	s, behind, slot := f.stage, 0, 0
+	if layer == s.hi-1 {
+		behind = f.doutAt
+	}
+	var merges []int
+	if f.keeps {
+		slot, merges = f.micro.Index+1, f.merges
+	}
+	return c.send(askBackward, append([]int{
+		int(f.number), layer, number(layer == s.lo), s.program.params[layer].at, s.random(f.micro, layer, 1), behind, into, din, slot,
+	}, merges...)...)
+}
+
+// landing is where a process writes a gradient: in the memory that it is wanted in, or beside it.
+type landing struct {
+	of     tree.Node // of a sum
+	want   []float32
+	at     int
+	beside block
+}
+
+func (p *Program) land(want []float32) landing {
+	l := landing{want: want}
+	var shared bool
+	if l.at, shared = p.memory.where(want); !shared {
+		l.beside = p.memory.take(len(want))
+		l.at = l.beside.at
+	}
+	return l
+}
+
+// settle returns a gradient that has come.
+func (p *Program) settle(l landing) []float32 {
+	if l.beside.at != 0 {
+		copy(l.want, l.beside.f)
+		p.memory.give(l.beside)
+	}
+	return l.want
 }
 
 // gradient returns the block for the gradient of a layer.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"os"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/find"
 	"github.com/soliton-train/soliton/internal/testkit/require"
@@ -276,12 +278,11 @@ func connect(t *testing.T) (ours *connection, theirs net.Conn) {
 
 // fake plays the Python processes: layers add their first parameter, and the gradient of it is the sum of that of the output.
 type fake struct {
-	t      *testing.T
-	p      *Program
-	exits  map[byte]int // requests of a kind at which a computing process exits
-	forks  atomic.Int64
-	passes map[uint64]uint64 // number and what it was begun with; of the computing process
-	fails  string            // the text of an exception
+	t     *testing.T
+	p     *Program
+	exits map[byte]int // requests of a kind at which a computing process exits
+	forks atomic.Int64
+	fails string // the text of an exception
 
 	reading sync.WaitGroup // processes that read samples
 	had     sync.Map       // samples that were asked for
@@ -393,7 +394,7 @@ func TestReaders(t *testing.T) {
 // compute serves a computing process, until it exits.
 func (f *fake) compute(c net.Conn) {
 	defer c.Close()
-	f.passes = make(map[uint64]uint64)
+	douts, kept := map[uint64][2]float32{}, map[[2]uint64]float32{}
 	floats := func(at uint64) []float32 { return f.p.memory.floats(int(at), 2) }
 	last := map[uint64][2]float32{}
 	for {
@@ -424,7 +425,7 @@ func (f *fake) compute(c net.Conn) {
 				copy(floats(n[8]), x[:])
 			}
 		case askLoss:
-			copy(floats(n[3]), []float32{1, 2})
+			douts[n[0]] = [2]float32{1, 2}
 			said = binary.LittleEndian.AppendUint64(said, math.Float64bits(float64(last[n[0]][0])))
 			said = binary.LittleEndian.AppendUint64(said, 1)
 		case askBackward:
@@ -432,15 +433,38 @@ func (f *fake) compute(c net.Conn) {
 				f.t.Error("backward of a pass that this process does not have")
 			}
 			if n[5] != 0 {
-				f.passes[n[0]] = n[5]
+				douts[n[0]] = [2]float32(floats(n[5]))
 			}
-			d := floats(f.passes[n[0]])
-			if n[6] != 0 {
-				floats(n[6])[0] = d[0] + d[1]
+			d, ok := douts[n[0]]
+			if !ok {
+				f.t.Error("backward of a pass without a gradient")
+			}
+			if grad := d[0] + d[1]; n[8] != 0 {
+				kept[[2]uint64{n[1], n[8] - 1}] = grad * last[n[0]][0]
+				for merges := n[9:]; len(merges) > 0; merges = merges[2:] {
+					into, from := [2]uint64{n[1], merges[0]}, [2]uint64{n[1], merges[1]}
+					kept[into] += kept[from]
+					delete(kept, from)
+				}
+			} else if n[6] != 0 {
+				floats(n[6])[0] = grad
 			}
 			if n[7] != 0 {
-				copy(floats(n[7]), d)
+				copy(floats(n[7]), d[:])
 			}
+		case askHandOver:
+			x, ok := kept[[2]uint64{n[0], n[1]}]
+			if !ok {
+				f.t.Errorf("layer %d has nothing in slot %d", n[0], n[1])
+			}
+			floats(n[2])[0] = x
+		case askForget:
+			for at := range kept {
+				if n[0] <= at[0] && at[0] < n[1] {
+					delete(kept, at)
+				}
+			}
+			continue
 		case askDrop:
 			delete(last, n[0])
 			continue
@@ -452,7 +476,9 @@ func (f *fake) compute(c net.Conn) {
 // gathered collects gradients.
 type gathered map[int][]float32
 
-func (gathered) Buffer(int) []float32 { return make([]float32, 1) }
+func (gathered) Buffer(int) []float32                    { return make([]float32, 1) }
+func (gathered) Last() bool                              { return true }
+func (gathered) Sum(layer int, _ tree.Node, _ []float32) { panic("a sum of gradients") }
 func (g gathered) Done(layer int, grad []float32) {
 	g[layer] = append(g[layer], grad...)
 }
@@ -532,7 +558,8 @@ func TestStageComputesAgain(t *testing.T) {
 		s := f.p.Stage(0, 2, 1, nil)
 		m := engine.Micro{Step: 1, Samples: 2, Train: true}
 		pass, out, err := s.Forward(m, tensor.Of([]float32{1, 2}, 2))
-		if err != nil || !slices.Equal(out.F, []float32{31, 32}) {
+		if err != nil || out.Len() != 2 || out.F != nil { // only the loss reads it
+
 			t.Errorf("%s: forward %v, %v", name, out.F, err)
 		}
 		sum, count, dout := s.Loss(pass, tensor.Of([]float32{0, 0}, 2))
@@ -546,6 +573,9 @@ func TestStageComputesAgain(t *testing.T) {
 				t.Errorf("%s: a gradient that was handed over is written again", name)
 			}
 		}
+		if s.(*stage).kept.sums != nil {
+			t.Errorf("%s: a gradient on the processor is kept", name)
+		}
 		if !slices.Equal(g.gathered[0], []float32{3}) || !slices.Equal(g.gathered[1], []float32{3}) {
 			t.Errorf("%s: gradients %v", name, g.gathered)
 		}
@@ -554,6 +584,66 @@ func TestStageComputesAgain(t *testing.T) {
 		}
 		if len(f.p.passes) != 0 {
 			t.Errorf("%s: %d passes are left", name, len(f.p.passes))
+		}
+	}
+}
+
+// summed are sums of gradients that a process has kept.
+type summed struct {
+	last bool
+	sums map[int]map[tree.Node]float32
+}
+
+func (*summed) Buffer(int) []float32 { return make([]float32, 1) }
+func (s *summed) Last() bool         { return s.last }
+func (*summed) Done(int, []float32)  { panic("a gradient by itself") }
+
+func (s *summed) Sum(layer int, of tree.Node, grad []float32) {
+	if _, ok := s.sums[layer][of]; ok {
+		panic("a sum comes twice")
+	}
+	if s.sums[layer] == nil {
+		s.sums[layer] = map[tree.Node]float32{}
+	}
+	s.sums[layer][of] = grad[0]
+}
+
+// Wherever the computing process exits, the sums that it keeps are the same, and are handed over once, with the last pass or after it.
+func TestStageKeepsGradients(t *testing.T) {
+	for name, exits := range map[string]map[byte]int{
+		"never":                     nil,
+		"third pass, forward":       {askForward: 5},
+		"third pass, backward":      {askBackward: 6},
+		"hand over":                 {askHandOver: 1},
+		"hand over, second layer":   {askHandOver: 3},
+		"again while it recomputes": {askHandOver: 2, askForward: 13},
+	} {
+		for _, after := range []bool{false, true} {
+			f := newFake(t, exits, "")
+			f.p.job.Identity.Device = "a GPU"
+			s := f.p.Stage(0, 2, 1, nil).(*stage)
+			g := &summed{sums: map[int]map[tree.Node]float32{}}
+			for _, index := range []int{0, 2, 3, 1, 6} {
+				m := engine.Micro{Step: 1, Index: index, Of: 8, Samples: 2, Train: true}
+				pass, _, err := s.Forward(m, tensor.Of([]float32{float32(index), 2}, 2))
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, _, dout := s.Loss(pass, tensor.Of([]float32{0, 0}, 2))
+				g.last = index == 6 && !after
+				s.Backward(pass, dout, g)
+			}
+			if after {
+				s.HandOver(g)
+			}
+			// A layer's output is the first sample and 30, and the gradient is 3 times as much.
+			want := map[tree.Node]float32{{Lo: 0, Hi: 4}: 3 * (4*30 + 6), {Lo: 6, Hi: 7}: 3 * (30 + 6)}
+			if !maps.Equal(g.sums[0], want) || !maps.Equal(g.sums[1], want) {
+				t.Errorf("%s: sums %v, want %v", name, g.sums, want)
+			}
+			if len(f.p.passes) != 0 || s.kept.sums != nil {
+				t.Errorf("%s: %d passes are left", name, len(f.p.passes))
+			}
 		}
 	}
 }

@@ -55,7 +55,7 @@ class Worker:
     """Plays a worker: runs a computing process's calls in this process, over shared memory."""
 
     def __init__(self, program):
-        self.program, self.at = program, 4096
+        self.program, self.at, self.values = program, 4096, 0
         if program.device.copies:
             program.begin_device()
         memory = os.memfd_create("memory")
@@ -70,22 +70,27 @@ class Worker:
         at, self.at = self.at, self.at + 64 * (words // 16 + 1)
         return at
 
-    def run(self, borders, samples=4):
-        """Returns the loss and the gradients of a micro-batch; the layers in borders get their input from another stage."""
+    def run(self, borders, samples=4, crossing=False, offset=0, slot=0, merges=()):
+        """Returns the loss and the gradients of a micro-batch; the layers in borders get their input from another stage.
+
+        crossing has the gradient of the loss cross the shared memory, as a worker does that repeats a pass. offset is that of the samples, and with
+        slot the gradients stay in the process.
+        """
         layers, data = self.program.layers, self.program.data
+        self.values += 1
         size = [torch.Size(data.spec(side)["shape"]).numel() for side in (0, 1)]
         x, y = self.take(size[0] * samples), self.take(size[1] * samples)
         for i in range(samples):
-            self.computer.sample(0, i, i, x + 4 * i * size[0], y + 4 * i * size[1])
+            self.computer.sample(0, offset + i, i, x + 4 * i * size[0], y + 4 * i * size[1])
         words = [layer.width(samples) for layer in layers]
         ends = [i + 1 for i in range(len(layers)) if i + 1 in borders] + [len(layers)]
         lo, at = 0, x
         for stage, hi in enumerate(ends):
             to = self.take(words[hi - 1])
             for i in range(lo, hi):
-                self.computer.forward(stage, i, i == lo, 1, samples, at, self.params[i], 100 + i, to if i == hi - 1 else 0)
+                self.computer.forward(stage, i, i == lo, 1, samples, at, self.params[i], 100 + i, to if i == hi - 1 else 0, self.values)
             lo, at = hi, to
-        back = self.take(words[-1])
+        back = self.take(words[-1]) if crossing else 0
         total, count = struct.unpack("<dq", self.computer.loss(len(ends) - 1, y, 99, back))
         found = {}
         for stage, hi in reversed(list(enumerate(ends))):
@@ -93,7 +98,7 @@ class Worker:
             grads = {i: self.take(sum(p.numel() for p in layers[i].params)) for i in range(lo, hi)}
             below = self.take(words[lo - 1]) if lo else 0
             for i in reversed(range(lo, hi)):
-                self.computer.backward(stage, i, i == lo, self.params[i], 200 + i, back if i == hi - 1 else 0, grads[i], below if i == lo else 0)
+                self.computer.backward(stage, i, i == lo, self.params[i], 200 + i, back if i == hi - 1 else 0, grads[i], below if i == lo else 0, slot, *merges)
                 n = 4 * sum(p.numel() for p in layers[i].params)
                 found[i] = self.all[grads[i]:grads[i] + n]
             back = below
@@ -150,6 +155,7 @@ class TestTuples(unittest.TestCase):
         self.assertEqual(want[1], 20)
         for borders in [(1,), (2,), (1, 3), (1, 2, 3)]:
             self.assertEqual(Worker(p).run(borders), want, borders)
+            self.assertEqual(Worker(p).run(borders, crossing=True), want, borders)
 
     def test_packed(self):
         p = program(layers=lambda: [Start(), Middle(), End()], loss=several_loss, data=Data(several))
@@ -357,17 +363,21 @@ class TestDevice(unittest.TestCase):
             for borders in [(), (1,), (2,), (1, 2)]:
                 self.assertEqual(w.run(borders), other.run(borders), borders)
 
-    def test_parameters_are_those_of_the_pass(self):
+    def test_parameters_are_copied_when_they_change(self):
         p = program()
         w = Worker(p)
-        before, where = w.run(()), p.layers[0].held[0].data_ptr()
+        before = w.run(())
+        where = p.layers[0].held[0].data_ptr()
         there = torch.frombuffer(w.all, dtype=torch.float32, count=10, offset=w.params[0])
         old = there.clone()
         there.add_(1)
-        self.assertNotEqual(w.run(()), before)
-        there.copy_(old)
+        w.values -= 1  # so the number stays
         self.assertEqual(w.run(()), before)
+        self.assertNotEqual(w.run(()), before)
         self.assertEqual(p.layers[0].params[0].data_ptr(), where)
+        there.copy_(old)
+        w.values = -1  # then the number is 0: anything may be there
+        self.assertEqual(w.run(()), before)
 
     def test_writing_to_parameters(self):
         writes, said = [], "layer 0.Writes writes to its parameters"
@@ -375,13 +385,28 @@ class TestDevice(unittest.TestCase):
         w.run(())
         writes.append(1)
         w.run(())
-        with self.assertRaises(_describe.Refused) as caught:  # in the next pass
+        with self.assertRaises(_describe.Refused) as caught:  # when the next step brings other values
             w.run(())
         self.assertIn(said, str(caught.exception))
         with self.assertRaises(_process.Elsewhere) as caught:  # of the probe
             program(layers=lambda: [Writes(writes)])
         self.assertIn(said, str(caught.exception))
 
+    def test_sums_of_gradients(self):
+        p = program(layers=lambda: [nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)])
+        w = Worker(p)
+        each = []
+        for i, merges in enumerate(([], [0, 1], [], [2, 3, 0, 2])):  # the sums over two, and of these
+            _, _, found = w.run((1,), samples=2, offset=2 * i)
+            each.append([torch.frombuffer(bytearray(found[layer]), dtype=torch.float32) for layer in (0, 2)])
+            w.run((1,), samples=2, offset=2 * i, slot=i + 1, merges=merges)
+        self.assertEqual(sorted(w.computer.kept), [(0, 0), (1, 0), (2, 0)])
+        for k, layer in enumerate((0, 2)):
+            at, a = w.take(100), [grads[k] for grads in each]
+            w.computer.hand_over(layer, 0, at)
+            self.assertTrue(torch.equal(torch.frombuffer(w.all, dtype=torch.float32, count=len(a[0]), offset=at), (a[0] + a[1]) + (a[2] + a[3])))
+        w.computer.forget(1, 3)
+        self.assertEqual(sorted(w.computer.kept), [(0, 0)])
     def test_trying_in_another_process(self):
         class Ends(nn.Module):
             def __init__(self, how):
@@ -453,7 +478,9 @@ class TestDevice(unittest.TestCase):
         with contextlib.ExitStack() as stack:
             for where, name, value in (
                 (_device, "count_gpus", lambda explain: 2), (torch, "device", lambda *_: cpu), (torch.version, "cuda", "12.1"), (cuda, "init", lambda: None), (cuda, "set_device", lambda index: None),
-                (cuda, "default_generators", [generator, generator]), (cuda, "synchronize", lambda: None), (cuda, "get_device_properties", lambda index: properties),
+                (cuda, "default_generators", [generator, generator]), (cuda, "Stream", mock.MagicMock),
+                (cuda, "stream", lambda stream: contextlib.nullcontext()), (cuda, "current_stream", mock.MagicMock()), (cuda, "Event", mock.MagicMock()), (cuda, "cudart", mock.MagicMock()),
+                (cuda, "get_device_properties", lambda index: properties),
                 (_describe, "GENERATORS", list(_describe.GENERATORS)),
             ):
                 stack.enter_context(mock.patch.object(where, name, value, create=True))
@@ -463,7 +490,14 @@ class TestDevice(unittest.TestCase):
             self.assertEqual((p.probe, Worker(p).run(())), (plain.probe, Worker(plain).run(())))
             _describe.seed(77)
             self.assertEqual(generator.initial_seed(), 77)
-            self.assertLess(p.device.clock(), p.device.clock() + 1)
+            file = os.memfd_create("memory")
+            os.ftruncate(file, 4096)
+            locked = cuda.cudart().cudaHostRegister
+            memory = _device.LockedMemory(file)
+            locked.reset_mock()
+            for at, words in ((1 << 20, 1 << 14), (1 << 20, 1 << 14), (1 << 21, (1 << 14) + 1), (1 << 22, 1 << 13), ((1 << 23) + 64, 1 << 14)):
+                memory.lock(at, words)
+            self.assertEqual([(c.args[0] - memory.base, c.args[1]) for c in locked.mock_calls], [(1 << 20, 1 << 16), (1 << 21, 1 << 17)])
             p.device.claim.close()
         torch.use_deterministic_algorithms(True, warn_only=True)
 

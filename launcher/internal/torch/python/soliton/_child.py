@@ -7,14 +7,15 @@ of 64 bits; replies come in the order of the requests. Tensors are in the shared
 Standard output and error are a pipe, of which the worker keeps the beginning. Crashes are reported to the log itself.
 """
 
+import collections
 import contextlib
 import ctypes
 import faulthandler
 import io
 import json
-import mmap
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
@@ -26,7 +27,7 @@ import warnings
 
 from soliton._process import end_with
 
-SETUP, FORK, FIRST, SAMPLE, FORWARD, BACKWARD, LOSS, DROP, SUSPECT, ON_STEP, ON_END, FILES = range(1, 13)
+SETUP, FORK, FIRST, SAMPLE, FORWARD, BACKWARD, LOSS, DROP, SUSPECT, ON_STEP, ON_END, FILES, HAND_OVER, FORGET = range(1, 15)
 DONE, FAILED, LOOKS = 0, 1, 2
 HEADER = struct.Struct("<IB")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -213,54 +214,37 @@ def make(setup, code, conn):
 
 
 class Computer:
-    """Computes passes on a device. It holds the graphs of those in flight."""
+    """Computes passes on a device. It holds the graphs of those in flight, and gradients that a worker leaves here to be added up."""
 
     def __init__(self, program, memory, device):
         import torch
         from soliton import _describe
 
         self.torch, self.of, self.program, self.passes = torch, _describe, program, {}
-        self.device = device
-        size = os.fstat(memory).st_size
-        self.size = size
-        self.readable = mmap.mmap(memory, size, prot=mmap.PROT_READ)
-        self.writable = mmap.mmap(memory, size)
-        self.train = None
-
-    def view(self, at, shape, integer=False):
-        """Returns a tensor in the shared memory that must not be written."""
-        count = 1
-        for n in shape:
-            count *= n
-        kind = self.torch.int32 if integer else self.torch.float32
-        return self.torch.frombuffer(self.readable, dtype=kind, count=count, offset=at).reshape(shape)
-
-    def write(self, at, t):
-        """Copies a tensor into the shared memory."""
-        kind = self.torch.float32 if t.dtype == self.torch.float32 else self.torch.int32
-        if t.dtype == self.torch.int64 and t.numel() and (int(t.max()) >= 1 << 31 or int(t.min()) < -(1 << 31)):
-            raise self.of.Refused("a sample has integers that do not fit into 32 bits")
-        if t.numel():
-            self.torch.frombuffer(self.writable, dtype=kind, count=t.numel(), offset=at).copy_(t.detach().reshape(-1))
+        self.device, self.memory = device, device.memory(memory)
+        self.kept = {}  # gradients of the parameters of a layer, and sums of them, by layer and slot
+        self.mark = None  # the end of a call, where it is not that of what it has begun to compute
 
     def batch(self, at, samples, side):
         """Returns the inputs or the targets of a micro-batch, integers in the type that the data set gives."""
         spec = self.program.data.spec(side)
-        return [self.device.bring(t) for t in self.program.data.unpack(self.view(at, [samples, *spec["shape"]], spec["integer"]), side)]
+        return [self.device.bring(t) for t in self.program.data.unpack(self.memory.view(at, [samples, *spec["shape"]], spec["integer"]), side)]
 
     def crossed(self, layer, at, samples):
         """Returns the outputs of a layer, or their gradients, and what crosses behind them, which are in the shared memory."""
-        return layer.crossed(self.device.bring(self.view(at, [layer.width(samples)])), samples)
+        return layer.crossed(self.device.bring(self.memory.view(at, [layer.width(samples)])), samples)
 
-    def install(self, layer, at, forward):
-        """Lets the parameters of a layer be those in the shared memory. A device gets a copy of them for each forward pass."""
+    def install(self, layer, at, values):
+        """Lets the parameters of a layer be those in the shared memory. A device keeps its copy while values, their number, is the same."""
         if self.device.copies:
-            if forward:
-                layer.unwritten()
-                for held in layer.held:
-                    held.copy_(self.view(at, list(held.shape)))
-                    at += 4 * held.numel()
-                layer.mark = layer.sums()
+            if layer.values != values or not values:
+                self.memory.lock(at, sum(held.numel() for held in layer.held))
+                with self.device.aside():
+                    for held in layer.held:
+                        held.copy_(self.memory.view(at, list(held.shape)), non_blocking=True)
+                        at += 4 * held.numel()
+                self.device.join()
+                layer.values, layer.mark = values, layer.sums()
             for p, held in zip(layer.params, layer.held):
                 p.data = held
             return
@@ -268,7 +252,7 @@ class Computer:
             return
         layer.at = at
         for p in layer.params:
-            p.data = self.view(at, list(p.shape))
+            p.data = self.memory.view(at, list(p.shape))
             at += 4 * p.numel()
 
     def lend(self, layer, state):
@@ -279,19 +263,24 @@ class Computer:
             p.data = state["carried"][id(p)]
 
     def first(self, layer, at):
-        for p in self.program.layers[layer].first:
-            self.write(at, p)
-            at += 4 * p.numel()
+        self.memory.write(at, self.program.layers[layer].first)
 
     def sample(self, held_out, index, seed, at_input, at_target):
         source = self.program.eval if held_out else self.program.data
         for at, t in zip((at_input, at_target), source.packed(index, seed)):
-            self.write(at, t)
+            if t.dtype == self.torch.int64 and t.numel() and (int(t.max()) >= 1 << 31 or int(t.min()) < -(1 << 31)):
+                raise self.of.Refused("a sample has integers that do not fit into 32 bits")
+            self.memory.write(at, [t])
 
-    def forward(self, number, i, first, train, samples, at_input, at_params, seed, at_output):
-        """Runs a layer; the first one of a stage begins the pass, with the input at at_input. at_output is 0 where the output stays here."""
+    def forward(self, number, i, first, train, samples, at_input, at_params, seed, at_output, values):
+        """Runs a layer; the first one of a stage begins the pass, with the input at at_input. at_output is 0 where the output stays here.
+
+        values numbers the parameters that have been at at_params; 0 means that they may be others than before.
+        """
         layer = self.program.layers[i]
-        self.install(layer, at_params, True)
+        if first and layer.values != values:
+            self.of.unwritten(self.program.layers)
+        self.install(layer, at_params, values)
         if first:
             self.passes[number] = state = {"train": train, "samples": samples, "layers": {}, "carried": {}, "owed": {}}
             if i == 0:
@@ -307,40 +296,57 @@ class Computer:
         if train:
             state["layers"][i] = kept
         if at_output:
-            self.write(at_output, layer.cross(state["out"], state["carried"]))
+            self.memory.write(at_output, [layer.cross(state["out"], state["carried"])])
 
     def loss(self, number, at_target, seed, at_grad):
+        """Computes the loss. at_grad is 0 where its gradient stays here."""
         state = self.passes[number]
         target = self.batch(at_target, state["samples"], 1)
-        _, total, count, grads = self.program.loss(state["out"], target, state["samples"], state["train"], seed)
-        if state["train"]:
-            self.write(at_grad, self.program.layers[-1].parts.pack(grads))
+        _, total, count, state["grad"] = self.program.loss(state["out"], target, state["samples"], state["train"], seed)
+        if state["train"] and at_grad:
+            self.memory.write(at_grad, [self.program.layers[-1].parts.pack(state["grad"])])
         said = struct.pack("<dq", total, count)
         for total, count in self.program.measure(state["out"], target, state["samples"], seed):
             said += struct.pack("<dq", total, count)
         return said
 
-    def backward(self, number, i, last, at_params, seed, at_dout, at_grads, at_din):
-        """Runs the backward pass of a layer, the last one of which ends the pass. at_dout is 0 where the layer behind has just run.
+    def backward(self, number, i, last, at_params, seed, at_dout, at_grads, at_din, slot, *merges):
+        """Runs the backward pass of a layer, the last one of which ends the pass. at_dout is 0 where the gradient of the output is here.
 
-        at_grads is 0 where the gradients are there already.
+        at_grads is 0 where nobody wants the gradients of the parameters. With slot, counted from 1, they stay there. Then, for each two of merges,
+        the second slot is added to the first.
         """
         state, layer = self.passes[number], self.program.layers[i]
-        self.install(layer, at_params, False)
+        self.install(layer, at_params, layer.values)
         if layer.again:
             layer.module.train()
         self.lend(layer, state)
         if at_dout:
             state["grad"], state["owed"] = self.crossed(layer, at_dout, state["samples"])
         state["grad"] = layer.backward(state["layers"].pop(i), state["grad"], seed)
-        for grad in layer.settle(state["owed"]):
-            if at_grads:
-                self.write(at_grads, grad)
-                at_grads += 4 * grad.numel()
+        grads = layer.settle(state["owed"])
+        if slot:
+            self.kept[i, slot - 1] = grads
+            for a, b in zip(merges[::2], merges[1::2]):
+                right = self.kept.pop((i, b))
+                for k, g in enumerate(self.kept[i, a]):
+                    g.add_(right[k])
+        elif at_grads:
+            self.memory.write(at_grads, grads)
         if at_din:
-            self.write(at_din, self.program.layers[i - 1].cross(state["grad"], state["owed"]))
+            self.memory.write(at_din, [self.program.layers[i - 1].cross(state["grad"], state["owed"])])
         if last:
             del self.passes[number]
+
+    def hand_over(self, layer, slot, at):
+        """Writes what is in a slot of a layer to the shared memory."""
+        with self.device.aside():
+            self.memory.write(at, self.kept[layer, slot])
+            self.mark = self.device.mark()
+
+    def forget(self, lo, hi):
+        """Gives up what layers [lo, hi) have in slots."""
+        self.kept = {at: grads for at, grads in self.kept.items() if not lo <= at[0] < hi}
 
     def suspect(self, number):
         """Returns the first layer of the pass, counted from 1, whose output is not finite, or 0."""
@@ -378,29 +384,50 @@ class Computer:
                 self.program.begin_device()
             except Exception as error:  # such as a GPU without memory left
                 broken = error
-        calls = {FIRST: self.first, SAMPLE: self.sample, FORWARD: self.forward, BACKWARD: self.backward, LOSS: self.loss, SUSPECT: self.suspect}
+        calls = {
+            FIRST: self.first, SAMPLE: self.sample, FORWARD: self.forward, BACKWARD: self.backward, LOSS: self.loss, SUSPECT: self.suspect,
+            HAND_OVER: self.hand_over,
+        }
+        quiet = {DROP: lambda number: self.passes.pop(number, None), FORGET: self.forget}  # without a reply
+        begun = collections.deque()  # marks of calls that the device may not have done, and what is to be said
+
+        def settle(all):
+            """Replies to calls that the device has done, or has to do."""
+            while begun and (all or self.device.reached(begun[0][1])):
+                began, ended, said = begun.popleft()
+                self.device.reach(ended)
+                reply(conn, struct.pack("<Q", max(0, self.device.between(began, ended))) + said)
+
         while True:
-            kind, payload = receive(conn)
-            numbers = () if kind in texts else struct.unpack(f"<{len(payload) // 8}Q", payload)
-            if kind == DROP:
-                self.passes.pop(numbers[0], None)
-                continue
             try:
+                settle(False)
+                if begun and not select.select([conn], [], [], 0)[0]:
+                    self.device.reach(begun[0][1])
+                    continue
+                kind, payload = receive(conn)
+                numbers = () if kind in texts else struct.unpack(f"<{len(payload) // 8}Q", payload)
+                if kind in quiet:
+                    quiet[kind](*numbers)
+                    continue
                 if broken is not None:
                     raise broken
-                began = self.device.clock()
+                self.mark, began = None, self.device.mark()
                 said = texts[kind](json.loads(payload)) if kind in texts else calls[kind](*numbers)
-                took = self.device.clock() - began
+                ended = self.mark or self.device.mark()
                 if os.getpid() != me:
                     os.write(log, b"soliton: the program has forked and returned from both processes; the new one ends\n")
                     os._exit(0)
+                begun.append((began, ended, said or b""))
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 sys.stderr.flush()
                 if os.getpid() != me:
                     os._exit(1)
+                try:
+                    settle(True)
+                except Exception as earlier:  # the device could not do it
+                    error = earlier
+                begun.clear()
                 fail(conn, self.of.explain(error, self.program.folder))
-                continue
-            reply(conn, struct.pack("<Q", took) + (said or b""))
 
 
 def main():

@@ -392,6 +392,7 @@ class Layer:
         self.parts = None  # of the output
         self.at = -1  # where the parameters are in the shared memory
         self.held = []  # parameters on a device that needs copies
+        self.values = 0  # number of what is in them; 0: anything
         self.mark = None  # their sums when they were copied
 
     def sums(self):
@@ -488,6 +489,14 @@ class Layer:
             raise Refused(f"layer {self.name} returns {parts} a sample, and {self.parts} before; shapes must not vary")
         self.parts = parts
         return out
+
+
+def unwritten(layers):
+    """Raises an exception if one of layers has written to its parameters on the device since they were copied there."""
+    copied = [layer for layer in layers if layer.held and layer.mark is not None]
+    if copied and not torch.equal(torch.cat([layer.mark for layer in copied]), torch.cat([layer.sums() for layer in copied])):
+        for layer in copied:
+            layer.unwritten()
 
 
 def aligned(t):

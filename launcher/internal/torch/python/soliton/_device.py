@@ -4,12 +4,14 @@ A process that has used CUDA cannot fork another one that does, and the process 
 forked processes use a GPU: one counts the GPUs, one runs the probe, and one computes.
 """
 
+import contextlib
 import os
 import socket
 import time
 
 import torch
 
+from soliton._memory import LockedMemory, Memory
 from soliton._process import in_child
 
 COPIES = "SOLITON_TEST_COPIES"  # makes the copies that a GPU needs on the CPU: a test without a GPU
@@ -21,6 +23,7 @@ class CPU:
     """The processor. Layers use parameters and inputs in the shared memory."""
 
     copies = False
+    memory = Memory
     generators = ()  # besides that of the CPU
     name = ""
 
@@ -31,9 +34,27 @@ class CPU:
     def begin(self, modules):
         """Makes this process the one that computes with modules."""
 
-    def clock(self):
-        """Returns a time in nanoseconds; the difference of two is what a call has taken."""
+    def aside(self):
+        """Returns a context for copies that do not hold up later computing; they begin behind what is to be computed before."""
+        return contextlib.nullcontext()
+
+    def join(self):
+        """Has later computing begin behind copies aside."""
+
+    def mark(self):
+        """Returns a mark that is reached when the device has done all that it was given in this context."""
         return time.thread_time_ns()
+
+    def reached(self, mark):
+        """Reports whether the device has come to a mark."""
+        return True
+
+    def reach(self, mark):
+        """Waits for a mark."""
+
+    def between(self, a, b):
+        """Returns nanoseconds of computing between two marks."""
+        return b - a
 
     def describe(self):
         """Returns what decides the bits besides the versions of PyTorch and Python."""
@@ -51,9 +72,10 @@ class Copying(CPU):
 
 
 class GPU(CPU):
-    """A GPU. The process copies parameters, inputs and what crosses between stages there with each micro-batch."""
+    """A GPU. Calls return before it has computed."""
 
     copies = True
+    memory = LockedMemory
 
     def __init__(self, count):
         self.index, self.claim = claim(count)
@@ -65,16 +87,36 @@ class GPU(CPU):
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
         self.device = torch.device("cuda", self.index)
+        self.side = torch.cuda.Stream()
         self.generators = (torch.cuda.default_generators[self.index],)
         for m in modules:
             m.to(self.device)
 
     def bring(self, t):
-        return t.to(self.device)
+        return t.to(self.device, non_blocking=True)
 
-    def clock(self):
-        torch.cuda.synchronize()
-        return time.perf_counter_ns()
+    @contextlib.contextmanager
+    def aside(self):
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            yield
+
+    def join(self):
+        torch.cuda.current_stream().wait_stream(self.side)
+
+    def mark(self):
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
+        event.record()
+        return event
+
+    def reached(self, mark):
+        return mark.query()
+
+    def reach(self, mark):
+        mark.synchronize()
+
+    def between(self, a, b):
+        return int(a.elapsed_time(b) * 1e6)
 
     def describe(self):
         of = torch.cuda.get_device_properties(self.index)
