@@ -26,8 +26,10 @@ type Peer struct {
 	dir   string
 }
 
-// StartPeer runs a script of the folder peers with the system's Python, which
-// is the one that Debian's python3-torch serves.
+// Python is the interpreter of all peers but torchrun: the system's, which is the one that Debian's python3-torch serves.
+var Python = "/usr/bin/python3"
+
+// StartPeer runs a script of the folder peers.
 func StartPeer(script string, env ...string) (*Peer, error) {
 	dir, err := os.MkdirTemp("", "soliton-bench")
 	if err != nil {
@@ -36,7 +38,7 @@ func StartPeer(script string, env ...string) (*Peer, error) {
 	if err := os.CopyFS(dir, scripts); err != nil {
 		return nil, err
 	}
-	p := &Peer{dir: dir, cmd: exec.Command("/usr/bin/python3", filepath.Join(dir, script))}
+	p := &Peer{dir: dir, cmd: exec.Command(Python, filepath.Join(dir, script))}
 	p.cmd.Env = append(os.Environ(), env...)
 	return p.start(script)
 }

@@ -46,7 +46,7 @@ func Tools() (all []report.Tool, err error) {
 	for _, p := range probes {
 		t := report.Tool{Name: p.name, Install: p.install}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		cmd := exec.CommandContext(ctx, "/usr/bin/python3", "-c", p.python)
+		cmd := exec.CommandContext(ctx, Python, "-c", p.python)
 		cmd.Dir = dir
 		if out, err := cmd.Output(); err == nil {
 			t.Found = strings.Join(strings.Fields(string(out)), " ")

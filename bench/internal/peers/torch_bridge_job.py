@@ -23,7 +23,7 @@ def job(args):
 
     return soliton.Job(
         layers=model.layers(o), loss=model.loss, data=model.Bytes(o.context), optimizer=soliton.AdamW(lr=1e-3, weight_decay=0.1),
-        global_batch=o.batch, micro_batch=o.micro, steps=10, clip_norm=1.0, seed=1, on_step=on_step if o.talk else None)
+        device=o.device, global_batch=o.batch, micro_batch=o.micro, steps=10, clip_norm=1.0, seed=1, on_step=on_step if o.talk else None)
 
 
 soliton.main(job)

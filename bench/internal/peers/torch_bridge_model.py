@@ -50,6 +50,7 @@ def options(args):
     for name, value in (("layers", 4), ("width", 256), ("heads", 8), ("context", 128), ("batch", 32), ("micro", 4), ("turn", 5)):
         parser.add_argument("--" + name, type=int, default=value)
     parser.add_argument("--talk", default="")
+    parser.add_argument("--device", default="cpu")
     return parser.parse_args(args)
 
 
@@ -65,4 +66,5 @@ def samples(data, step, lo, hi, batch):
 
 def adamw(params):
     """The optimizer that all sides have."""
-    return torch.optim.AdamW(params, lr=1e-3, weight_decay=0.1)
+    params = list(params)
+    return torch.optim.AdamW(params, lr=1e-3, weight_decay=0.1, **{"fused": True} if params[0].is_cuda else {})

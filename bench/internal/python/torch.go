@@ -15,11 +15,9 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
+	"github.com/soliton-train/soliton/bench/internal/peers"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
-
-// interpreter is the system's Python, which Debian's python3-torch serves.
-const interpreter = "/usr/bin/python3"
 
 // Torch trains the examples of PyTorch models under layouts and faults, and says whether the hashes are equal: those of the runs, and that
 // of reference.py.
@@ -83,7 +81,7 @@ func (m *matrix) run(program []string) (apart int, err error) {
 		return 0, err
 	}
 	fmt.Printf("  1 worker: state_sha256 %.16s, params_sha256 %.16s, loss %v\n", want.StateSHA256, want.ParamsSHA256, want.Loss)
-	out, err := exec.Command(interpreter, filepath.Join(m.lab.Root, "examples/torch/reference.py"), "--torch", dir).CombinedOutput()
+	out, err := exec.Command(peers.Python, filepath.Join(m.lab.Root, "examples/torch/reference.py"), "--torch", dir).CombinedOutput()
 	fmt.Printf("  %s\n", strings.ReplaceAll(strings.TrimSpace(string(out)), "\n", "\n  "))
 	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == 1 && bytes.Contains(out, []byte("params_sha256")) {
 		apart++
@@ -116,7 +114,7 @@ func (m *matrix) train(c combination, program []string) (sum rundir.Summary, dir
 	m.runs++
 	dir = filepath.Join(m.lab.Dir, fmt.Sprintf("torch-%d", m.runs))
 	args := []string{
-		"run", "--plain", "--python", interpreter, "--run-dir", dir, "--threads", "1",
+		"run", "--plain", "--python", peers.Python, "--run-dir", dir, "--threads", "1",
 		"--workers", strconv.Itoa(c.workers), "--stages", strconv.Itoa(c.stages), "--zero", strconv.Itoa(c.zero),
 	}
 	if f := c.faults(); f != "" {
@@ -127,7 +125,7 @@ func (m *matrix) train(c combination, program []string) (sum rundir.Summary, dir
 	status, err := m.launch(dir, c.resume, args...)
 	if err == nil && c.resume && status == stopped {
 		w, s := c.after()
-		status, err = m.launch("", false, "resume", "--plain", "--python", interpreter, "--workers", strconv.Itoa(w), "--stages", strconv.Itoa(s), dir)
+		status, err = m.launch("", false, "resume", "--plain", "--python", peers.Python, "--workers", strconv.Itoa(w), "--stages", strconv.Itoa(s), dir)
 	}
 	if err == nil && status != 0 {
 		err = fmt.Errorf("exit status %d", status)

@@ -473,13 +473,14 @@ class TestDevice(unittest.TestCase):
     def test_gpu(self):
         """What a GPU is asked for, with the CPU in its place."""
         plain, cuda, cpu = program(device="cpu"), torch.cuda, torch.device("cpu")
-        generator = torch.Generator()
+        generator, cudart = torch.Generator(), mock.MagicMock()
+        cudart().cudaHostRegister.return_value = 0
         properties = types.SimpleNamespace(name="GPU", major=9, minor=0)
         with contextlib.ExitStack() as stack:
             for where, name, value in (
                 (_device, "count_gpus", lambda explain: 2), (torch, "device", lambda *_: cpu), (torch.version, "cuda", "12.1"), (cuda, "init", lambda: None), (cuda, "set_device", lambda index: None),
                 (cuda, "default_generators", [generator, generator]), (cuda, "Stream", mock.MagicMock),
-                (cuda, "stream", lambda stream: contextlib.nullcontext()), (cuda, "current_stream", mock.MagicMock()), (cuda, "Event", mock.MagicMock()), (cuda, "cudart", mock.MagicMock()),
+                (cuda, "stream", lambda stream: contextlib.nullcontext()), (cuda, "current_stream", mock.MagicMock()), (cuda, "Event", mock.MagicMock()), (cuda, "cudart", cudart),
                 (cuda, "get_device_properties", lambda index: properties),
                 (_describe, "GENERATORS", list(_describe.GENERATORS)),
             ):
@@ -497,6 +498,7 @@ class TestDevice(unittest.TestCase):
             locked.reset_mock()
             for at, words in ((1 << 20, 1 << 14), (1 << 20, 1 << 14), (1 << 21, (1 << 14) + 1), (1 << 22, 1 << 13), ((1 << 23) + 64, 1 << 14)):
                 memory.lock(at, words)
+            memory.lock((1 << 21) + (1 << 16), 1 << 14)  # a part of a block
             self.assertEqual([(c.args[0] - memory.base, c.args[1]) for c in locked.mock_calls], [(1 << 20, 1 << 16), (1 << 21, 1 << 17)])
             p.device.claim.close()
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,5 +1,7 @@
 """The memory that a worker shares with its Python processes. Offsets are in bytes."""
 
+import bisect
+import contextlib
 import mmap
 import os
 
@@ -43,12 +45,17 @@ class LockedMemory(Memory):
         super().__init__(file)
         self.readable = self.writable  # layers have copies on the GPU, so none can write here; and one mapping is locked once
         self.base = torch.frombuffer(self.writable, dtype=torch.uint8, count=1).data_ptr()
-        self.locked = set()
+        self.begins, self.ends = [], []  # of locked blocks, ascending
 
     def lock(self, at, words):
-        # The worker's blocks have a power of two of bytes, and large ones begin with a page.
+        # The worker's blocks have a power of two of bytes, and large ones begin with a page. Parts of one that is locked may come, too.
         size = 1 << max(0, 4 * words - 1).bit_length()
-        if size < WORTH or at % PAGE or at in self.locked:
+        i = bisect.bisect(self.begins, at)
+        if size < WORTH or at % PAGE or i > 0 and at < self.ends[i - 1]:
             return
-        self.locked.add(at)
-        torch.cuda.cudart().cudaHostRegister(self.base + at, size, 0)  # if it cannot, copies go by way of the processor
+        self.begins.insert(i, at)
+        self.ends.insert(i, at + size)
+        if int(torch.cuda.cudart().cudaHostRegister(self.base + at, size, 0)) != 0:
+            with contextlib.suppress(RuntimeError):  # of the call before: it would come up in any later one
+                torch.zeros(1, device="cuda")
+            # Copies of the block go by way of the processor.
