@@ -207,7 +207,7 @@ func finish(cmd *exec.Cmd) error {
 }
 
 // byTurns trains with so many workers, and calls turn with the mean milliseconds of the steps of each turn but its first, which may have
-// begun before. While turn runs, training waits.
+// begun before. While turn runs, training waits. The last step is in no turn: it ends with a checkpoint.
 func (b *bridge) byTurns(workers int, turn func(turn int, ms float64) error) error {
 	socket := filepath.Join(b.lab.Dir, fmt.Sprintf("talk-%d", workers))
 	listener, err := net.Listen("unix", socket)
@@ -215,7 +215,7 @@ func (b *bridge) byTurns(workers int, turn func(turn int, ms float64) error) err
 		return err
 	}
 	defer listener.Close()
-	cmd, dir, err := b.start((b.turns+1)*b.length, []string{"--workers", strconv.Itoa(workers), "--stages", "1"}, "--talk", socket)
+	cmd, dir, err := b.start((b.turns+1)*b.length+1, []string{"--workers", strconv.Itoa(workers), "--stages", "1"}, "--talk", socket)
 	if err != nil {
 		return err
 	}

@@ -149,5 +149,8 @@ func TestThisMachine(t *testing.T) {
 		mhz, err1 := c.Current()
 		j, err2 := c.Energy()
 		t.Log(c.Name(), lo, hi, mhz, err1, j, err2)
+		now, limit, err1 := c.Watts()
+		pids, err2 := c.Processes()
+		t.Log(now, limit, err1, pids, err2)
 	}
 }

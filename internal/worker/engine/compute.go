@@ -265,7 +265,7 @@ func (w *task) forward(e *Engine) (out tensor.Tensor, loss core.Measured, err er
 	}
 	w.witness.tensor(w.in)
 	if w.last {
-		loss.Metrics = e.measure(&w.micro)
+		w.micro.Target, loss.Metrics = w.batch.target, e.measure(&w.micro)
 	}
 	if w.pass, out, err = w.stage.Forward(w.micro, w.in); err != nil || !w.last {
 		return out, loss, err

@@ -149,6 +149,9 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 		}
 		in, target = head(b.in, micro.Samples), head(b.target, micro.Samples)
 	}
+	if s == last {
+		micro.Target = target
+	}
 	if s > 0 {
 		in = v.local
 		if v.worker(s-1, m) != e.c.Self.ID {

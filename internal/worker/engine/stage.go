@@ -16,6 +16,9 @@ type Micro struct {
 	Samples int
 	Train   bool // false in evaluation, where no Backward follows
 
+	// Target has the targets, in the last stage, so that Forward can go on with the loss.
+	Target tensor.Tensor
+
 	// Ready returns when the parameters of a layer, numbered in the model, are those of the step. Forward calls it before it runs
 	// the layer. nil means that they are.
 	Ready func(layer int) error

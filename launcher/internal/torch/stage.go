@@ -58,10 +58,16 @@ type pass struct {
 	dout     block // if the gradient of the output came from elsewhere, or must last
 	doutAt   int   // 0: the process has it
 	din      block
-	scored   bool    // the loss is computed
+	losses   []sumOf // the loss and the metrics, in the last stage
 	keeps    bool    // the process keeps its gradients
 	merges   []int   // slots that are added then
 	within   []block // outputs of layers, for the witness of a spot check
+}
+
+// sumOf is a loss or a metric of a micro-batch.
+type sumOf struct {
+	sum   float64
+	count int64
 }
 
 // random returns the seed of a call. op is 0 for forward passes and the loss, 1 for backward passes.
@@ -110,7 +116,7 @@ func (s *stage) await(c *connection, kind control.CallKind, layer int) (time.Dur
 	return took, said, err
 }
 
-// Forward implements [engine.Stage].
+// Forward implements [engine.Stage]. In the last stage it computes the loss, too, for which the process does not wait.
 func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor, error) {
 	p := s.program
 	if k := s.kept.passes; len(k) > 0 && k[0].micro.Step != m.Step {
@@ -121,9 +127,16 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 	f := &pass{stage: s, micro: m, number: p.number, in: p.place(in)}
 	p.passes[f.number] = f
 	out := tensor.Tensor{Shape: s.shape(s.hi-1, m.Samples)}
-	if s.hi < len(p.job.Layers) || m.Made != nil { // otherwise the loss finds it in the process
+	last := s.hi == len(p.job.Layers)
+	if last {
+		f.target = p.place(m.Target)
+	}
+	if !last || m.Made != nil { // otherwise the loss finds it in the process
 		f.out = p.memory.take(out.Len())
 		out.F = f.out.f
+	}
+	if last && m.Made != nil { // otherwise the backward pass finds it in the process
+		f.lossGrad = p.memory.take(out.Len())
 	}
 	ready := s.lo // layers before have their parameters
 	var wait error
@@ -143,6 +156,12 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 				return err
 			}
 		}
+		scores := last && wait == nil
+		if scores {
+			if err := f.sendLoss(c); err != nil {
+				return err
+			}
+		}
 		for i := s.lo; i < asked; i++ {
 			took, _, err := s.await(c, control.CallForward, i)
 			if err != nil {
@@ -151,6 +170,9 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 			if m.Took != nil {
 				m.Took(i, took)
 			}
+		}
+		if scores {
+			return f.awaitLoss(c)
 		}
 		return nil
 	}))
@@ -204,7 +226,7 @@ func (f *pass) again(c *connection) error {
 		}
 	}
 	replies := s.hi - s.lo
-	if f.scored && f.lossGrad.at == 0 {
+	if s.hi == len(s.program.job.Layers) && f.lossGrad.at == 0 {
 		if err := f.sendLoss(c); err != nil {
 			return err
 		}
@@ -223,43 +245,33 @@ func (f *pass) sendLoss(c *connection) error {
 	return c.send(askLoss, int(f.number), f.target.at, f.stage.random(f.micro, len(p.job.Layers), 0), f.lossGrad.at)
 }
 
-// Loss implements [engine.Stage].
-func (s *stage) Loss(ep engine.Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
-	p, f := s.program, ep.(*pass)
-	m := f.micro
-	f.target = p.place(target)
-	dout = tensor.Tensor{Shape: s.shape(s.hi-1, m.Samples)}
-	if m.Made != nil { // otherwise the backward pass finds it in the process
-		f.lossGrad = p.memory.take(dout.Len())
-		dout.F = f.lossGrad.f
+// awaitLoss receives the reply to sendLoss.
+func (f *pass) awaitLoss(c *connection) error {
+	s := f.stage
+	_, said, err := s.await(c, control.CallLoss, 0)
+	if err != nil {
+		return err
 	}
-	must(p.run(func(c *connection) error {
-		if err := f.again(c); err != nil {
-			return err
-		}
-		if err := f.sendLoss(c); err != nil {
-			return err
-		}
-		_, said, err := s.await(c, control.CallLoss, 0)
-		if err != nil {
-			return err
-		}
-		if len(said) != 16*(1+len(p.job.Metrics)) {
-			return &failure{Text: fmt.Sprintf("the Python process sent a loss of %d bytes", len(said))}
-		}
-		sum = math.Float64frombits(binary.LittleEndian.Uint64(said))
-		count = int64(binary.LittleEndian.Uint64(said[8:]))
-		if count < 0 {
-			return &failure{Text: fmt.Sprintf("the loss counts %d targets", count)}
-		}
-		for i := range p.job.Metrics {
-			of := said[16*(i+1):]
-			m.Metric(i, math.Float64frombits(binary.LittleEndian.Uint64(of)), int64(binary.LittleEndian.Uint64(of[8:])))
-		}
-		return nil
-	}))
-	f.scored = true
-	return sum, count, dout
+	if len(said) != 16*(1+len(s.program.job.Metrics)) {
+		return &failure{Text: fmt.Sprintf("the Python process sent a loss of %d bytes", len(said))}
+	}
+	f.losses = f.losses[:0]
+	for ; len(said) > 0; said = said[16:] {
+		f.losses = append(f.losses, sumOf{math.Float64frombits(binary.LittleEndian.Uint64(said)), int64(binary.LittleEndian.Uint64(said[8:]))})
+	}
+	if n := f.losses[0].count; n < 0 {
+		return &failure{Text: fmt.Sprintf("the loss counts %d targets", n)}
+	}
+	return nil
+}
+
+// Loss implements [engine.Stage]. Forward has computed it.
+func (*stage) Loss(ep engine.Pass, _ tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
+	f := ep.(*pass)
+	for i, m := range f.losses[1:] {
+		f.micro.Metric(i, m.sum, m.count)
+	}
+	return f.losses[0].sum, f.losses[0].count, tensor.Tensor{Shape: f.stage.shape(f.stage.hi-1, f.micro.Samples), F: f.lossGrad.f}
 }
 
 // Backward implements [engine.Stage]. It hands over the gradients of a layer while the process computes those of the layer before.
@@ -367,7 +379,7 @@ func (s *stage) Backward(ep engine.Pass, dout tensor.Tensor, grads engine.Gradie
 // takeGradient takes the gradient of the output, which may be in the process that computes.
 func (s *stage) takeGradient(f *pass, dout tensor.Tensor) {
 	switch at, shared := s.program.memory.where(dout.F); {
-	case f.scored && dout.F == nil: // in the process
+	case f.losses != nil && dout.F == nil: // in the process
 	case shared && !f.keeps:
 		f.doutAt = at
 	default:

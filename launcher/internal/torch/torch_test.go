@@ -556,7 +556,7 @@ func TestStageComputesAgain(t *testing.T) {
 	} {
 		f := newFake(t, exits, "")
 		s := f.p.Stage(0, 2, 1, nil)
-		m := engine.Micro{Step: 1, Samples: 2, Train: true}
+		m := engine.Micro{Step: 1, Samples: 2, Train: true, Target: tensor.Of([]float32{0, 0}, 2)}
 		pass, out, err := s.Forward(m, tensor.Of([]float32{1, 2}, 2))
 		if err != nil || out.Len() != 2 || out.F != nil { // only the loss reads it
 
@@ -624,7 +624,7 @@ func TestStageKeepsGradients(t *testing.T) {
 			s := f.p.Stage(0, 2, 1, nil).(*stage)
 			g := &summed{sums: map[int]map[tree.Node]float32{}}
 			for _, index := range []int{0, 2, 3, 1, 6} {
-				m := engine.Micro{Step: 1, Index: index, Of: 8, Samples: 2, Train: true}
+				m := engine.Micro{Step: 1, Index: index, Of: 8, Samples: 2, Train: true, Target: tensor.Of([]float32{0, 0}, 2)}
 				pass, _, err := s.Forward(m, tensor.Of([]float32{float32(index), 2}, 2))
 				if err != nil {
 					t.Fatal(err)

@@ -32,6 +32,7 @@ DONE, FAILED, LOOKS = 0, 1, 2
 HEADER = struct.Struct("<IB")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MOST_TEXT = 1 << 19  # of a reply
+LOOK = 0.0001  # seconds between looks at how far the device has come
 
 
 def read(conn, n):
@@ -239,7 +240,7 @@ class Computer:
         if self.device.copies:
             if layer.values != values or not values:
                 self.memory.lock(at, sum(held.numel() for held in layer.held))
-                with self.device.aside():
+                with self.device.aside(behind=False):  # no pass computes with the old ones
                     for held in layer.held:
                         held.copy_(self.memory.view(at, list(held.shape)), non_blocking=True)
                         at += 4 * held.numel()
@@ -378,6 +379,10 @@ class Computer:
 
         os.register_at_fork(after_in_child=forked)
         texts = {ON_STEP: self.on_step, ON_END: self.on_end}
+        with contextlib.suppress(ImportError):  # PyTorch before 2.2 has none
+            from torch.utils import deterministic
+
+            deterministic.fill_uninitialized_memory = False  # it takes time; the probe ran with it
         broken = None
         if self.device.copies:
             try:
@@ -401,8 +406,7 @@ class Computer:
         while True:
             try:
                 settle(False)
-                if begun and not select.select([conn], [], [], 0)[0]:
-                    self.device.reach(begun[0][1])
+                if begun and not select.select([conn], [], [], LOOK)[0]:
                     continue
                 kind, payload = receive(conn)
                 numbers = () if kind in texts else struct.unpack(f"<{len(payload) // 8}Q", payload)

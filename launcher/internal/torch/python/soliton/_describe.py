@@ -573,6 +573,7 @@ class Program:
         torch.use_deterministic_algorithms(True, warn_only=True)
         modules = self.check_layers()
         self.device = self.find_device()
+        job.data_workers = max(job.data_workers, self.device.readers)
         there = first and os.path.exists(first)
         if job.init_from and not there:
             self.begin_with(os.fspath(job.init_from))
@@ -872,6 +873,7 @@ class Program:
             made.append((f"Job.metrics[{name!r}]", struct.pack("<dq", total, count)))
         with within("the loss"):
             total, _, count, grads = self.loss(x, y, samples, True, len(self.layers))
+        total = float(total)
         if not math.isfinite(total):
             raise Refused(f"the loss of the first {samples} samples is {total}; check layers, loss and data")
         made.append(("Job.loss", hashlib.sha256(struct.pack("<dq", total, count) + digest_of(grads)).digest()))
@@ -895,7 +897,7 @@ class Program:
         if train and value.requires_grad:
             seed(number)
             value.backward()
-        return float(value), total, count, [torch.zeros_like(t) if t.grad is None else t.grad.contiguous() for t in leaves]
+        return value.detach(), total, count, [torch.zeros_like(t) if t.grad is None else t.grad.contiguous() for t in leaves]
 
     def measure(self, x, y, samples, number):
         """Returns sum and count of each metric."""

@@ -24,6 +24,7 @@ class CPU:
 
     copies = False
     memory = Memory
+    readers = 0  # processes that read samples, if the job asks for none
     generators = ()  # besides that of the CPU
     name = ""
 
@@ -34,8 +35,8 @@ class CPU:
     def begin(self, modules):
         """Makes this process the one that computes with modules."""
 
-    def aside(self):
-        """Returns a context for copies that do not hold up later computing; they begin behind what is to be computed before."""
+    def aside(self, behind=True):
+        """Returns a context for copies that do not hold up later computing. They begin behind what is to be computed before, if behind is set."""
         return contextlib.nullcontext()
 
     def join(self):
@@ -76,6 +77,7 @@ class GPU(CPU):
 
     copies = True
     memory = LockedMemory
+    readers = 1  # or the GPU would wait for samples
 
     def __init__(self, count):
         self.index, self.claim = claim(count)
@@ -96,8 +98,9 @@ class GPU(CPU):
         return t.to(self.device, non_blocking=True)
 
     @contextlib.contextmanager
-    def aside(self):
-        self.side.wait_stream(torch.cuda.current_stream())
+    def aside(self, behind=True):
+        if behind:
+            self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
             yield
 
