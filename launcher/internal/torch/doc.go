@@ -7,6 +7,7 @@
 //
 //   - package.go: the Python package soliton, embedded and unpacked;
 //   - pack.go: the program's own files, packed for other machines;
+//   - gpus.go: how many workers a program has on a machine with GPUs;
 //   - values.go: the program on this machine, and its first values;
 //   - worker.go: the worker program, its flags, and the job made of the program's description;
 //   - program.go: the Python processes: start, replacement, requests and replies;

@@ -543,6 +543,18 @@ func newFakeOf(t *testing.T, exits map[byte]int, fails string, readers int) *fak
 	return f
 }
 
+// A Python program has a worker for each GPU, where it sees any.
+func TestWorkersOfGPUs(t *testing.T) {
+	for visible, want := range map[string]int{"": 0, "0": 1, "0,2": 2, " 1 , GPU-5a": 2, "1,-1,2": 1, "-1": 0, "0,,1": 1} {
+		if n := named(visible); n != want {
+			t.Errorf("CUDA_VISIBLE_DEVICES=%q names %d, want %d", visible, n, want)
+		}
+	}
+	if n := Workers("examples/gpt"); n != 0 {
+		t.Errorf("a Go program has %d workers", n)
+	}
+}
+
 // Wherever the computing process exits, a pass gives the same, and each gradient is handed over once.
 func TestStageComputesAgain(t *testing.T) {
 	for name, exits := range map[string]map[byte]int{

@@ -418,11 +418,11 @@ class TestDevice(unittest.TestCase):
                 return self.inner(x)
 
         def out_of_memory():
-            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. Including non-PyTorch memory, this process has 1 GiB in use.")
 
         for text, how in {
             "the Python process that runs the probe exited with status 3": lambda: os._exit(3), "exited with SIGKILL": lambda: os.kill(os.getpid(), 9), "it called sys.exit(4)": lambda: exit(4),
-            'in Forward of layer "0.Ends": RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB': out_of_memory,
+            'in Forward of layer "0.Ends": RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB; give a smaller Job.micro_batch, or fewer workers for each GPU (': out_of_memory,
         }.items():
             with self.subTest(text):
                 with self.assertRaises(_process.Elsewhere) as caught:

@@ -84,6 +84,8 @@ def explain(error, folder):
         text = f"it called sys.exit({error.code!r})"
     elif not isinstance(error, Refused):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if "CUDA out of memory" in text:  # the trace has the numbers that follow
+        text = text.split(" Including non-PyTorch")[0].rstrip(".") + "; give a smaller Job.micro_batch, or fewer workers for each GPU"
     if hasattr(error, "_soliton_in"):
         text = f"in {error._soliton_in}: {text}"
     if isinstance(error, SyntaxError) and error.filename:
