@@ -185,8 +185,10 @@ for launcher resume; the second ends it at once.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if n := torch.Workers(args[0]); n > 0 && !cmd.Flags().Changed("workers") {
-				f.workers = n
+			if changed := cmd.Flags().Changed; !changed("workers") && !changed("hosts") && !changed("hosts-file") {
+				if n := torch.Workers(args[0]); n > 0 {
+					f.workers = max(n, f.stages, f.least)
+				}
 			}
 			if err := f.overSSH(cmd); err != nil {
 				return err
@@ -249,7 +251,7 @@ func machineFlags(cmd *cobra.Command, f *runFlags) {
 
 // sharedFlags are the flags that resume has as well.
 func sharedFlags(flags *pflag.FlagSet, f *runFlags) {
-	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine (of a Python program, as many as NVIDIA GPUs, if there are any)")
+	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine (of a Python program, one for each NVIDIA GPU, if there are any)")
 	flags.IntVar(&f.stages, "stages", 1, "pipeline stages of the first plan; not more than workers or layers")
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")

@@ -14,6 +14,7 @@ import (
 
 // stage runs layers [lo, hi) of a model for the engine.
 type stage struct {
+	engine.KeepsNothing
 	model  *Model
 	lo, hi int
 	params *model.Params

@@ -459,6 +459,7 @@ func (collector) Discard()                  {}
 // device is a stage that takes its time. What it computes depends on all that it should depend
 // on a little: the boundary tensor on a parameter of each layer, and all gradients on the tensor.
 type device struct {
+	engine.KeepsNothing
 	lo, hi  int
 	layers  []engine.Layer
 	forward time.Duration

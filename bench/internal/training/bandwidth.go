@@ -242,6 +242,7 @@ func (c *cluster) ring(ctx context.Context, step int, together bool) (time.Durat
 // noLayers is a stage that computes nothing and hands all gradients over at
 // once, when all workers are there.
 type noLayers struct {
+	engine.KeepsNothing
 	c      *cluster
 	worker int
 	out    tensor.Tensor

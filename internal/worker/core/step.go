@@ -300,11 +300,22 @@ func (w *Worker) through(s int, ls *layerState) bool {
 // keeping returns a stage all of whose pairs here are finished and whose passes have kept gradients, or -1.
 func (w *Worker) keeping() int {
 	for _, s := range w.served {
-		if w.step.queue.Last(graph.Pair{Stage: s, Micro: -1}) && !w.through(s, w.step.layers[w.plan.Stages[s].Lo]) {
+		if w.step.queue.Last(graph.Pair{Stage: s, Micro: -1}) && w.keeps(s) {
 			return s
 		}
 	}
 	return -1
+}
+
+// keeps reports whether a pair of the stage is finished here and its gradients are not in the sums.
+func (w *Worker) keeps(s int) bool {
+	have := w.step.layers[w.plan.Stages[s].Lo].have
+	for m, x := range w.plan.Route[s] {
+		if x == w.me && !have[m] && w.step.queue.Status(graph.Pair{Stage: s, Micro: m}).Phase == graph.Finished {
+			return true
+		}
+	}
+	return false
 }
 
 // clearStep forgets the step that all have come to the end of.

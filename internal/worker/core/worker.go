@@ -278,7 +278,7 @@ func (w *Worker) taskDone(ev Event) {
 	case PassDone:
 		w.passDone(ev)
 	case HandedOver:
-		if w.step != nil && !w.through(ev.Stage, w.step.layers[w.plan.Stages[ev.Stage].Lo]) {
+		if w.step != nil && w.keeps(ev.Stage) {
 			w.fail(fmt.Errorf("step %d: stage %d has kept gradients", w.step.number, ev.Stage))
 		}
 	case Said:

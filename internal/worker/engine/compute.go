@@ -327,9 +327,7 @@ func (e *Engine) keep(t tensor.Tensor) tensor.Tensor {
 // dropPasses ends all passes without their backward pass, and gives up what passes have kept.
 func (e *Engine) dropPasses() {
 	for _, s := range e.stages {
-		if k, ok := s.(Keeper); ok {
-			k.Forget()
-		}
+		s.Forget()
 	}
 	for p, w := range e.works {
 		if w.pass != nil {
@@ -384,7 +382,7 @@ func (l leaf) Sum(layer int, of tree.Node, grad []float32) {
 
 // handOver brings the gradients that passes of a stage have kept into the trees.
 func (e *Engine) handOver(d core.HandOver) {
-	stage := e.stages[d.Stage].(Keeper)
+	stage := e.stages[d.Stage]
 	e.start(taskEnded{event: core.HandedOver(d)}, func(*taskEnded) error {
 		stage.HandOver(leaf{e, -1, e.mail.put, true})
 		return nil

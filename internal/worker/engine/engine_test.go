@@ -39,6 +39,7 @@ func (e *Engine) passes() (forwards, backwards int64) {
 // line is a stage of two layers, y = (x + b)·w, with a squared loss, which
 // counts the passes in flight.
 type line struct {
+	KeepsNothing
 	b, w  []float32
 	live  int // passes in flight
 	spoil func(m Micro, db, dw *float32)

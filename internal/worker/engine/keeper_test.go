@@ -102,3 +102,39 @@ func TestKeepersSameBits(t *testing.T) {
 		}
 	}
 }
+
+// counter is a line that notes the numbers of its parameters' values.
+type counter struct {
+	*line
+	seen map[uint64]int // steps in which the number was seen
+}
+
+func (c counter) Forward(m Micro, in tensor.Tensor) (Pass, tensor.Tensor, error) {
+	if m.Train {
+		if step, ok := c.seen[m.Values(0)]; ok && step != m.Step {
+			panic("the number of the values of another step")
+		}
+		c.seen[m.Values(0)] = m.Step
+	}
+	return c.line.Forward(m, in)
+}
+
+// A process that has a copy of parameters outlives engines: no number stands for the values of two steps, nor of two engines.
+func TestValuesAreNumberedOnce(t *testing.T) {
+	seen := map[uint64]int{}
+	for engine := range 3 {
+		e, _ := newLine(t, 6, 2, func(c *Config) {
+			plain := c.Stage
+			c.Stage = func(lo, hi int) Stage { return counter{plain(lo, hi).(*line), seen} }
+		})
+		for step := 1; step <= 3; step++ {
+			if _, err := e.Step(t.Context(), step); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.Close()
+		if want := 3 * (engine + 1); len(seen) != want {
+			t.Fatalf("%d numbers in %d steps", len(seen), want)
+		}
+	}
+}

@@ -366,9 +366,12 @@ func (e *Engine) values(layer int) uint64 { return e.gates[layer].values.Load() 
 // changed says that all parameters may have other values than before.
 func (e *Engine) changed() {
 	for l := range e.gates {
-		e.gates[l].values.Add(1)
+		e.gates[l].change()
 	}
 }
+
+// allValues is the newest number of values in this process. What has a copy of parameters may outlive the engine.
+var allValues atomic.Uint64
 
 // gate lets passes wait for the parameters of a layer. The loop shuts and opens it.
 type gate struct {
@@ -381,8 +384,10 @@ func (g *gate) shut() {
 	g.full.Store(&full)
 }
 
+func (g *gate) change() { g.values.Store(allValues.Add(1)) }
+
 func (g *gate) open() {
-	g.values.Add(1) // before the passes that wait
+	g.change() // before the passes that wait
 	close(*g.full.Load())
 }
 

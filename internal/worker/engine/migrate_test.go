@@ -31,6 +31,7 @@ import (
 // comb is a stage of layers with many parameters, y = x + mean of w, whose gradients depend on
 // all that they should: dw[i] = dy·i/n.
 type comb struct {
+	KeepsNothing
 	lo, hi int
 	layers []Layer
 }
@@ -153,7 +154,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 						layers[l].Params = make([]float32, combParams)
 					}
 				}
-				return &comb{lo, hi, layers}
+				return &comb{lo: lo, hi: hi, layers: layers}
 			},
 			Layers: layers,
 			Begin: func(r id.Range, params []float32, _ [][]float32) error {

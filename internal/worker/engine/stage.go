@@ -23,8 +23,8 @@ type Micro struct {
 	// the layer. nil means that they are.
 	Ready func(layer int) error
 
-	// Values, if it is not nil, numbers the values that a layer's parameters have had: as long as the number is the same, so are they.
-	// It holds for a layer from Ready on until the pass has ended, and is for stages that keep a copy of parameters.
+	// Values, if it is not nil, numbers the values that the parameters of a layer have had in this process: as long as the number is the
+	// same, so are they. It holds for a layer from Ready on until the pass has ended, and is for stages that keep a copy of parameters.
 	Values func(layer int) uint64
 
 	// Made, if it is not nil, is called with the output of each layer in Forward and, after Gradients.Done, with the gradient of each
@@ -42,7 +42,7 @@ type Micro struct {
 type Pass any
 
 // Stage is a contiguous range of layers that a worker holds. A micro-batch goes through Forward, Loss (in the last stage) and
-// Backward; several may be in flight. A stage keeps nothing between passes but memory for reuse.
+// Backward; several may be in flight. Between passes, a stage keeps nothing but memory for reuse, and gradients.
 type Stage interface {
 	// Forward computes the stage's output. in must stay unchanged until the pass has ended, and out is valid until then. The only
 	// errors are those of m.Ready, after which there is no pass.
@@ -53,8 +53,14 @@ type Stage interface {
 	Loss(p Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor)
 
 	// Backward computes the gradients from that of the output, and ends the pass. For every layer, last to first, it asks grads for
-	// memory, sets all of it and says so. A [Keeper] may keep the gradients of all layers instead. din is valid until the next Backward.
+	// memory, sets all of it and says so. Where grads.Last is false, and Micro.Made nil, it may keep the gradients of all layers instead,
+	// and add them where they are made, in the order of package tree: the next Backward with Last, or HandOver, hands over sums. din is
+	// valid until the next Backward.
 	Backward(p Pass, dout tensor.Tensor, grads Gradients) (din tensor.Tensor)
+
+	// HandOver hands over all gradients that are kept, and Forget gives them up.
+	HandOver(grads Gradients)
+	Forget()
 
 	// Drop ends the pass without Backward.
 	Drop(p Pass)
@@ -67,15 +73,14 @@ type Stage interface {
 	Suspect(p Pass) (layer int)
 }
 
-// Keeper is a stage that adds gradients itself, where they are made. A backward pass for which grads.Last is false, and Micro.Made nil, may
-// keep those of all layers; the next one with Last, or HandOver, hands over sums.
-type Keeper interface {
-	Stage
-	// HandOver hands over all that is kept.
-	HandOver(grads Gradients)
-	// Forget gives up all that is kept.
-	Forget()
-}
+// KeepsNothing is for stages that hand over all gradients in Backward.
+type KeepsNothing struct{}
+
+// HandOver implements [Stage].
+func (KeepsNothing) HandOver(Gradients) {}
+
+// Forget implements [Stage].
+func (KeepsNothing) Forget() {}
 
 // Gradients receives the gradients of micro-batches. Layers are numbered in the model.
 type Gradients interface {

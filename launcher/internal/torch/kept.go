@@ -54,15 +54,11 @@ func (s *stage) restore(c *connection, passes []*pass) error {
 		if err := f.again(c); err != nil {
 			return err
 		}
-		for i := s.hi - 1; i >= s.lo; i-- {
-			if err := f.sendBackward(c, i, 0, 0); err != nil {
-				return err
-			}
-		}
-		for range s.hi - s.lo {
-			if _, _, err := c.done(); err != nil {
-				return err
-			}
+		layers := s.layers()
+		slices.Reverse(layers)
+		again := func(c *connection, layer int) error { return f.sendBackward(c, layer, 0, 0) }
+		if err := s.each(c, control.CallBackward, again, layers); err != nil {
+			return err
 		}
 	}
 	s.kept.on = c
@@ -104,7 +100,7 @@ func (s *stage) awaitHandOver(c *connection, layer int, sums []landing) error {
 	return nil
 }
 
-// HandOver implements [engine.Keeper].
+// HandOver implements [engine.Stage].
 func (s *stage) HandOver(grads engine.Gradients) {
 	p, sums := s.program, s.landings(grads)
 	left := s.hi // layers from here on are handed over
@@ -116,8 +112,6 @@ func (s *stage) HandOver(grads engine.Gradients) {
 			if err := s.sendHandOver(c, i, sums[i]); err != nil {
 				return err
 			}
-		}
-		for i := left - 1; i >= s.lo; i-- {
 			if err := s.awaitHandOver(c, i, sums[i]); err != nil {
 				return err
 			}
@@ -131,7 +125,7 @@ func (s *stage) HandOver(grads engine.Gradients) {
 	s.Forget()
 }
 
-// Forget implements [engine.Keeper].
+// Forget implements [engine.Stage].
 func (s *stage) Forget() {
 	p, k := s.program, s.kept
 	if k.sums == nil {

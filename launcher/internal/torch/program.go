@@ -57,6 +57,7 @@ const (
 	maxReply   = 1 << 20  // bytes, of a reply to all but askSetup
 	maxSetup   = 64 << 20 // bytes of a description, and of the files that a program has looked for
 
+	maxOpen    = 64          // requests without replies, so that neither side waits for the other to read
 	maxDeaths  = 3           // of computing processes in one call, before the run ends
 	stopGrace  = time.Second // for a stopped process to continue
 	lookEvery  = 100 * time.Millisecond

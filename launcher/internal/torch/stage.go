@@ -142,7 +142,15 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 	var wait error
 	must(p.run(func(c *connection) error {
 		f.on = c
-		asked := s.lo
+		asked, next := s.lo, s.lo
+		receive := func() error {
+			took, _, err := s.await(c, control.CallForward, next)
+			if err == nil && m.Took != nil {
+				m.Took(next, took)
+			}
+			next++
+			return err
+		}
 		for ; asked < s.hi; asked++ {
 			if ready == asked {
 				if m.Ready != nil {
@@ -155,6 +163,11 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 			if err := f.sendForward(c, asked); err != nil {
 				return err
 			}
+			if asked-next == maxOpen {
+				if err := receive(); err != nil {
+					return err
+				}
+			}
 		}
 		scores := last && wait == nil
 		if scores {
@@ -162,13 +175,9 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 				return err
 			}
 		}
-		for i := s.lo; i < asked; i++ {
-			took, _, err := s.await(c, control.CallForward, i)
-			if err != nil {
+		for next < asked {
+			if err := receive(); err != nil {
 				return err
-			}
-			if m.Took != nil {
-				m.Took(i, took)
 			}
 		}
 		if scores {
@@ -220,22 +229,38 @@ func (f *pass) again(c *connection) error {
 	}
 	s := f.stage
 	f.on = c
+	if err := s.each(c, control.CallForward, f.sendForward, s.layers()); err != nil || s.hi < len(s.program.job.Layers) || f.lossGrad.at != 0 {
+		return err
+	}
+	if err := f.sendLoss(c); err != nil {
+		return err
+	}
+	_, _, err := s.await(c, control.CallLoss, 0)
+	return err
+}
+
+// layers returns the layers of the stage, from first to last.
+func (s *stage) layers() (all []int) {
 	for i := s.lo; i < s.hi; i++ {
-		if err := f.sendForward(c, i); err != nil {
-			return err
-		}
+		all = append(all, i)
 	}
-	replies := s.hi - s.lo
-	if s.hi == len(s.program.job.Layers) && f.lossGrad.at == 0 {
-		if err := f.sendLoss(c); err != nil {
+	return all
+}
+
+// each makes a request for each of layers, of whose replies nothing is needed.
+func (s *stage) each(c *connection, kind control.CallKind, send func(c *connection, layer int) error, layers []int) error {
+	for sent, next := 0, 0; next < len(layers); {
+		if sent < len(layers) && sent-next < maxOpen {
+			if err := send(c, layers[sent]); err != nil {
+				return err
+			}
+			sent++
+			continue
+		}
+		if _, _, err := s.await(c, kind, layers[next]); err != nil {
 			return err
 		}
-		replies++
-	}
-	for range replies {
-		if _, _, err := c.done(); err != nil {
-			return err
-		}
+		next++
 	}
 	return nil
 }
@@ -313,32 +338,18 @@ func (s *stage) Backward(ep engine.Pass, dout tensor.Tensor, grads engine.Gradie
 		if err := f.again(c); err != nil {
 			return err
 		}
-		for i := s.hi - 1; i >= s.lo; i-- {
-			into := own[i].at
-			if i >= left {
-				into = 0 // these are no longer ours
-			}
-			if err := f.sendBackward(c, i, into, dins[i].at); err != nil {
-				return err
-			}
-			if i < left {
-				if err := s.sendHandOver(c, i, sums[i]); err != nil {
-					return err
-				}
-			}
-		}
-		had := left
-		for i := s.hi - 1; i >= s.lo; i-- {
+		had, next, open := left, s.hi-1, 0 // next is the layer whose replies come next
+		receive := func() error {
+			i := next
+			next--
 			took, _, err := s.await(c, control.CallBackward, i)
-			if err != nil {
+			if open--; err != nil || i >= had { // the process before had come so far
 				return err
-			}
-			if i >= had {
-				continue // the process before had come so far
 			}
 			if err := s.awaitHandOver(c, i, sums[i]); err != nil {
 				return err
 			}
+			open -= len(sums[i])
 			left = i
 			if m.Took != nil {
 				m.Took(i, took)
@@ -355,6 +366,33 @@ func (s *stage) Backward(ep engine.Pass, dout tensor.Tensor, grads engine.Gradie
 					t = tensor.Of(dins[i].f, s.shape(i-1, m.Samples)...)
 				}
 				m.Made(t)
+			}
+			return nil
+		}
+		for i := s.hi - 1; i >= s.lo; i-- {
+			into := own[i].at
+			if i >= had {
+				into = 0 // these are no longer ours
+			}
+			if err := f.sendBackward(c, i, into, dins[i].at); err != nil {
+				return err
+			}
+			open++
+			if i < had {
+				if err := s.sendHandOver(c, i, sums[i]); err != nil {
+					return err
+				}
+				open += len(sums[i])
+			}
+			for open > maxOpen {
+				if err := receive(); err != nil {
+					return err
+				}
+			}
+		}
+		for next >= s.lo {
+			if err := receive(); err != nil {
+				return err
 			}
 		}
 		return nil

@@ -346,6 +346,17 @@ class Writes(nn.Module):
         return self.inner(x)
 
 
+class Shared(nn.Module):
+    """Has two parameters whose gradients autograd makes views of one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.a, self.b = nn.Linear(4, 3), nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return self.inner(x) + (self.a[None] + self.b[None])
+
+
 @mock.patch.dict(os.environ, {_device.COPIES: "1"})
 class TestDevice(unittest.TestCase):
     """Layers on the CPU with the copies that a GPU needs."""
@@ -393,7 +404,7 @@ class TestDevice(unittest.TestCase):
         self.assertIn(said, str(caught.exception))
 
     def test_sums_of_gradients(self):
-        p = program(layers=lambda: [nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)])
+        p = program(layers=lambda: [Shared(), nn.Tanh(), nn.Linear(3, 2)])
         w = Worker(p)
         each = []
         for i, merges in enumerate(([], [0, 1], [], [2, 3, 0, 2])):  # the sums over two, and of these

@@ -330,8 +330,7 @@ class Computer:
             self.kept[i, slot - 1] = grads
             for a, b in zip(merges[::2], merges[1::2]):
                 right = self.kept.pop((i, b))
-                for k, g in enumerate(self.kept[i, a]):
-                    g.add_(right[k])
+                self.kept[i, a] = [g + r for g, r in zip(self.kept[i, a], right)]  # not in place: gradients may share memory
         elif at_grads:
             self.memory.write(at_grads, grads)
         if at_din:
@@ -394,6 +393,8 @@ class Computer:
             HAND_OVER: self.hand_over,
         }
         quiet = {DROP: lambda number: self.passes.pop(number, None), FORGET: self.forget}  # without a reply
+        asked = select.poll()
+        asked.register(conn, select.POLLIN)
         begun = collections.deque()  # marks of calls that the device may not have done, and what is to be said
 
         def settle(all):
@@ -406,7 +407,8 @@ class Computer:
         while True:
             try:
                 settle(False)
-                if begun and not select.select([conn], [], [], LOOK)[0]:
+                if begun and not asked.poll(0):
+                    time.sleep(LOOK)
                     continue
                 kind, payload = receive(conn)
                 numbers = () if kind in texts else struct.unpack(f"<{len(payload) // 8}Q", payload)
