@@ -107,7 +107,7 @@ type setup struct {
 	InitFrom string `json:"init_from"` // in place of the job's; "": the job's
 	First    string `json:"first"`     // file of the first values of all processes of the run, which the first one writes; "": each has its own
 
-	Nice int `json:"nice"` // of the process that computes, beyond that of the worker
+	Nice int `json:"nice"` // of Python processes, beyond that of the worker
 }
 
 // failure is an exception of the program.

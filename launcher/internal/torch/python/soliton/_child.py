@@ -69,7 +69,10 @@ def first_for_want_of_memory():
 
 
 def give_way(n):
-    """Lets processes that answer have the processor first, as the computing threads of a worker in Go do."""
+    """Lets processes that answer have the processor first, as the computing threads of a worker in Go do.
+
+    The process that imports the program does so, too: in a worker that replaces another one it would hold up those that compute.
+    """
     try:
         os.nice(n)
     except OSError:
@@ -445,6 +448,7 @@ def main():
     parent = os.getppid()
     _, payload = receive(conn)
     setup = json.loads(payload)
+    give_way(setup["nice"])
     try:
         code = load(os.path.abspath(setup["script"]))
     except SyntaxError as error:
@@ -506,7 +510,6 @@ def main():
                 mail.deliver(program, place)
             end_with(me)
             first_for_want_of_memory()
-            give_way(setup["nice"])
             keep_memory()
             conn.close()
             device = program.device if place == 0 else _device.CPU()
