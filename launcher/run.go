@@ -251,7 +251,7 @@ func machineFlags(cmd *cobra.Command, f *runFlags) {
 
 // sharedFlags are the flags that resume has as well.
 func sharedFlags(flags *pflag.FlagSet, f *runFlags) {
-	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine (of a Python program, one for each NVIDIA GPU, if there are any)")
+	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine; of a new Python run, one per NVIDIA GPU")
 	flags.IntVar(&f.stages, "stages", 1, "pipeline stages of the first plan; not more than workers or layers")
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")

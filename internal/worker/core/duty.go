@@ -127,8 +127,8 @@ type GroupEdit struct {
 // Tasks of the computing goroutine: there is one at a time.
 type (
 	// Run runs a pass. Learn asks for the shapes within the stage. Last says that the worker has nothing to do for the stage
-	// before this backward pass is done: it hands over all gradients, and before it may keep some. Digests is how many the passes of the pair make of a spot check, for the record of the
-	// commit; 0 if there is none.
+	// before this backward pass is done: the pass hands over all gradients, and passes before it may keep theirs. Digests is how many
+	// the passes of the pair make of a spot check, for the record of the commit; 0 if there is none.
 	Run struct {
 		Task          graph.Task
 		Step, Digests int

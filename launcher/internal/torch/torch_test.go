@@ -571,7 +571,6 @@ func TestStageComputesAgain(t *testing.T) {
 		m := engine.Micro{Step: 1, Samples: 2, Train: true, Target: tensor.Of([]float32{0, 0}, 2)}
 		pass, out, err := s.Forward(m, tensor.Of([]float32{1, 2}, 2))
 		if err != nil || out.Len() != 2 || out.F != nil { // only the loss reads it
-
 			t.Errorf("%s: forward %v, %v", name, out.F, err)
 		}
 		sum, count, dout := s.Loss(pass, tensor.Of([]float32{0, 0}, 2))

@@ -97,7 +97,7 @@ class Job:
     on_end        function that is called with the run directory after the last step; what it prints is shown after the run
     threads       threads of PyTorch in each worker; the bits depend on it
     device        where layers compute: "cpu", or "cuda": each worker takes a GPU; None: a GPU where PyTorch finds one
-    data_workers  processes of each worker that read samples while it computes; 0: the process that computes reads them, between its passes
+    data_workers  processes of each worker that read samples while it computes; 0: the process that computes reads them, between its passes; on a GPU, 1
     """
 
     def __init__(self, *, layers, loss, data, optimizer, global_batch, steps, micro_batch=0, clip_norm=0.0, seed=0, model=None,

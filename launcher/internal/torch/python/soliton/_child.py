@@ -317,8 +317,8 @@ class Computer:
     def backward(self, number, i, last, at_params, seed, at_dout, at_grads, at_din, slot, *merges):
         """Runs the backward pass of a layer, the last one of which ends the pass. at_dout is 0 where the gradient of the output is here.
 
-        at_grads is 0 where nobody wants the gradients of the parameters. With slot, counted from 1, they stay there. Then, for each two of merges,
-        the second slot is added to the first.
+        at_grads is 0 if the worker does not need the gradients of the parameters. With slot, counted from 1, the gradients stay there. merges are
+        pairs of slots: the second slot of each is then added to the first.
         """
         state, layer = self.passes[number], self.program.layers[i]
         self.install(layer, at_params, layer.values)
