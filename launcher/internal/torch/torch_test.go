@@ -630,7 +630,7 @@ func TestStageKeepsGradients(t *testing.T) {
 		"again while it recomputes": {askHandOver: 2, askForward: 13},
 	} {
 		for _, after := range []bool{false, true} {
-			f := newFake(t, exits, "")
+			f := newFake(t, maps.Clone(exits), "")
 			f.p.job.Identity.Device = "a GPU"
 			s := f.p.Stage(0, 2, 1, nil).(*stage)
 			g := &summed{sums: map[int]map[tree.Node]float32{}}
