@@ -1,24 +1,19 @@
 package torch
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/platform"
@@ -27,42 +22,8 @@ import (
 	"github.com/soliton-train/soliton/trainer"
 )
 
-// The kinds of requests, as python/soliton/_child.py has them.
-const (
-	askSetup byte = 1 + iota
-	askFork
-	askFirst
-	askSample
-	askForward
-	askBackward
-	askLoss
-	askDrop
-	askSuspect
-	askOnStep
-	askOnEnd
-	askFiles // the answer to saidLooks
-	askHandOver
-	askForget
-)
-
-// The kinds of replies.
-const (
-	saidDone   byte = 0
-	saidFailed byte = 1
-	saidLooks  byte = 2 // in place of the reply to askSetup, any number of times before it: for data files
-)
-
-const (
-	headerSize = 5        // length and kind of a frame
-	maxReply   = 1 << 20  // bytes, of a reply to all but askSetup
-	maxSetup   = 64 << 20 // bytes of a description, and of the files that a program has looked for
-
-	maxOpen    = 64          // requests without replies, so that neither side waits for the other to read
-	maxDeaths  = 3           // of computing processes in one call, before the run ends
-	stopGrace  = time.Second // for a stopped process to continue
-	lookEvery  = 100 * time.Millisecond
-	writeLimit = time.Minute // for a request, which is small, to be taken
-)
+// maxDeaths is how often the computing process exits in one call before the run ends.
+const maxDeaths = 3
 
 // Program is a Python program in its processes.
 type Program struct {
@@ -255,7 +216,7 @@ func (p *Program) startOnce(s setup) (told []byte, how *os.ProcessState, err err
 		return nil, nil, &failure{Text: fmt.Sprintf("--python %s cannot be started: %v", p.command.python, err), Refused: true}
 	}
 	theirs.Close() // or its exit would not end our reads
-	p.process, p.first = cmd, &connection{UnixConn: conn, pid: cmd.Process.Pid}
+	p.process, p.first = cmd, newConnection(conn, cmd.Process.Pid)
 	text, err := json.Marshal(s)
 	if err != nil {
 		return nil, nil, err
@@ -413,7 +374,7 @@ func (p *Program) fork(place int) (*connection, error) {
 	if place == 0 && forked.Ended != "" {
 		p.ended = forked.Ended
 	}
-	return &connection{UnixConn: conn, pid: forked.PID}, nil
+	return newConnection(conn, forked.PID), nil
 }
 
 // run calls f with the process that computes, and again with another one when that exits. Its errors are of type [*failure], or those
@@ -467,110 +428,4 @@ func (p *Program) tell(ask byte, what func(again bool) any) (said []byte, err er
 		return err
 	})
 	return said, err
-}
-
-// connection is one to a Python process. Replies come in the order of requests.
-type connection struct {
-	*net.UnixConn
-	pid int
-	buf [headerSize + 16*8]byte
-}
-
-// ask sends a request, with a file if it is not nil.
-func (c *connection) ask(kind byte, payload []byte, file *os.File) error {
-	frame := append(binary.LittleEndian.AppendUint32(c.buf[:0], uint32(len(payload))), kind)
-	frame = append(frame, payload...)
-	var rights []byte
-	if file != nil {
-		rights = unix.UnixRights(int(file.Fd()))
-	}
-	_ = c.SetWriteDeadline(time.Now().Add(writeLimit))
-	for first := true; first || len(frame) > 0; first = false {
-		n, _, err := c.WriteMsgUnix(frame, rights, nil)
-		if err != nil {
-			return &lostError{err: err}
-		}
-		frame, rights = frame[n:], nil
-	}
-	return nil
-}
-
-// send sends a request of numbers.
-func (c *connection) send(kind byte, numbers ...int) error {
-	payload := make([]byte, 0, 16*8)
-	for _, n := range numbers {
-		payload = binary.LittleEndian.AppendUint64(payload, uint64(n))
-	}
-	return c.ask(kind, payload, nil)
-}
-
-// receive receives a reply of at most limit bytes.
-func (c *connection) receive(limit int) ([]byte, error) {
-	return settled(c.frame(limit))
-}
-
-// frame receives the kind and the content of a reply of at most limit bytes.
-func (c *connection) frame(limit int) (kind byte, payload []byte, err error) {
-	var header [headerSize]byte
-	if err := c.fill(header[:]); err != nil {
-		return 0, nil, err
-	}
-	size := binary.LittleEndian.Uint32(header[:])
-	if uint64(size) > uint64(limit) {
-		return 0, nil, &failure{Text: fmt.Sprintf("the Python process sent a reply of %d bytes, more than %d; does the program write to its socket?", size, limit)}
-	}
-	payload = make([]byte, size)
-	return header[4], payload, c.fill(payload)
-}
-
-// settled returns what a reply brings.
-func settled(kind byte, payload []byte, err error) ([]byte, error) {
-	if err != nil {
-		return nil, err
-	}
-	switch kind {
-	case saidDone:
-		return payload, nil
-	case saidFailed:
-		f := new(failure)
-		if err := json.Unmarshal(payload, f); err != nil {
-			return nil, &failure{Text: fmt.Sprintf("the Python process sent an error that cannot be read: %v", err)}
-		}
-		return nil, f
-	}
-	return nil, &failure{Text: "the Python process sent a reply of unknown kind " + strconv.Itoa(int(kind))}
-}
-
-// done receives the reply to a request of numbers: how long it took, and what it returns.
-func (c *connection) done() (took time.Duration, said []byte, err error) {
-	payload, err := c.receive(maxReply)
-	if err != nil {
-		return 0, nil, err
-	}
-	if len(payload) < 8 {
-		return 0, nil, &failure{Text: fmt.Sprintf("the Python process sent a reply of %d bytes, too few", len(payload))}
-	}
-	return max(0, time.Duration(binary.LittleEndian.Uint64(payload))), payload[8:], nil
-}
-
-// fill reads all of b. A process that stays stopped meanwhile is killed.
-func (c *connection) fill(b []byte) error {
-	var stopped time.Duration
-	for len(b) > 0 {
-		_ = c.SetReadDeadline(time.Now().Add(lookEvery))
-		n, err := c.Read(b)
-		b = b[n:]
-		switch {
-		case err == nil:
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			if !platform.Stopped(c.pid) {
-				stopped = 0
-			} else if stopped += lookEvery; stopped >= stopGrace {
-				_ = syscall.Kill(c.pid, syscall.SIGKILL)
-			}
-		default:
-			return &lostError{err: err}
-		}
-	}
-	return nil
 }

@@ -273,7 +273,7 @@ func connect(t *testing.T) (ours *connection, theirs net.Conn) {
 		t.Fatal(err)
 	}
 	file.Close()
-	return &connection{UnixConn: conn}, theirs
+	return newConnection(conn, 0), theirs
 }
 
 // fake plays the Python processes: layers add their first parameter, and the gradient of it is the sum of that of the output.
