@@ -24,7 +24,7 @@ import (
 // DistributedDataParallel, and recoveries against those of workers in Go.
 func Bridge(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("bridge", flag.ExitOnError)
-	turns := f.Int("turns", 8, "turns of each side; one more warms up")
+	turns := f.Int("turns", 8, "turns of each side; one more warms up; 0 leaves steps out")
 	length := f.Int("steps", 6, "steps of a turn; the first does not count")
 	kills := f.Int("kills", 15, "kills of each kind; 0 leaves recoveries out")
 	batch := f.Int("batch", 32, "samples of a step; the default takes 500 ms or more")
@@ -37,8 +37,8 @@ func Bridge(args []string, rec *report.Recorder) error {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	if *turns < 1 || *length < 2 || *batch%(2**micro) != 0 {
-		return errors.New("--turns must be at least 1, --steps at least 2, and --batch a multiple of twice --micro")
+	if *turns < 0 || *length < 2 || *batch%(2**micro) != 0 {
+		return errors.New("--turns must be at least 0, --steps at least 2, and --batch a multiple of twice --micro")
 	}
 	l, err := lab.NewLab()
 	if err != nil {
@@ -52,16 +52,17 @@ func Bridge(args []string, rec *report.Recorder) error {
 		"--heads", "8", "--context", strconv.Itoa(*context), "--dropout", "0",
 	}
 	fmt.Printf("model: %d layers of width %d, context %d; %d samples a step, micro-batches of %d\n", *layers, *width, *context, *batch, *micro)
-	if err := b.alone(); err != nil {
-		return fmt.Errorf("one worker: %w", err)
+	if b.turns > 0 {
+		if err := b.alone(); err != nil {
+			return fmt.Errorf("one worker: %w", err)
+		}
 	}
-	if *device != "cpu" {
-		return nil
+	if b.turns > 0 && *device == "cpu" {
+		if err := b.together(); err != nil {
+			return fmt.Errorf("two workers: %w", err)
+		}
 	}
-	if err := b.together(); err != nil {
-		return fmt.Errorf("two workers: %w", err)
-	}
-	if b.kills > 0 {
+	if b.kills > 0 && *device == "cpu" {
 		return b.recoveries()
 	}
 	return nil
