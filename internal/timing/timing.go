@@ -52,6 +52,9 @@ const (
 	// Drain is how long a host that is to leave a run waits for its workers to have left. Schedulers kill what has not ended
 	// after 30 seconds.
 	Drain = 20 * time.Second
+	// RespawnStart is how long after its loss a worker is started again: when the recovery is over, which the start of a process
+	// would slow down.
+	RespawnStart = 50 * time.Millisecond
 	// RespawnPause is the pause before a worker is started again whose last replacement committed no step. It doubles with
 	// every further one, up to MaxRespawns times itself.
 	RespawnPause = 500 * time.Millisecond

@@ -128,6 +128,7 @@ var rows = []row{
 		{"Hello", 2, true, "a worker that is started now arrives"},
 		{"RespawnMax", 2, true, "a worker is started meanwhile"},
 	}},
+	{"RespawnStart", "a lost worker is started again", "fixed", fixed(RespawnStart), nil},
 	{"RespawnPause", "pause before a worker is started again whose last replacement committed no step", "fixed", fixed(RespawnPause), nil},
 	{"RespawnMax", "longest pause before a worker is started again", "fixed", fixed(MaxRespawns * RespawnPause), []than{{"RespawnPause", 1, false, "the pause grows"}}},
 	{"Drain", "a host that is to leave waits for its workers to leave", "fixed", fixed(Drain), []than{

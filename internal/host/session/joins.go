@@ -129,7 +129,7 @@ func (s *Session) replace(w *worker) {
 		reason := fmt.Sprintf("worker %d joins again when it is heard within %v", w.who.ID, timing.Of(s.cfg.Detect).Grace)
 		s.then(s.about(w.who.ID, eventBegin, reason), FenceWorker{w.place, who})
 	case s.respawns(w.who.ID):
-		s.launch(w.who.ID, w.who.Host, fmt.Sprintf("worker %d is restarted", w.who.ID))
+		s.launchAfter(timing.RespawnStart, w.who.ID, w.who.Host, fmt.Sprintf("worker %d is restarted", w.who.ID))
 	}
 }
 
@@ -211,10 +211,17 @@ func (s *Session) beginWithout(w *worker) {
 
 // launch starts a worker: at once the first time, and after growing pauses while its incarnations commit nothing.
 func (s *Session) launch(w id.WorkerID, host, reason string) {
-	pause := timing.Respawn(s.roster.tries[w])
+	s.launchAfter(0, w, host, reason)
+}
+
+// launchAfter is launch after a pause at least, of which people need not know.
+func (s *Session) launchAfter(least time.Duration, w id.WorkerID, host, reason string) {
+	pause := max(timing.Respawn(s.roster.tries[w]), least)
 	who := s.roster.begin(w, host)
-	if pause > 0 {
+	if pause > least {
 		reason += fmt.Sprintf(" in %v", pause)
+	}
+	if pause > 0 {
 		s.roster.due = append(s.roster.due, dueStart{s.now.Add(pause), who})
 	}
 	if s.phase < training { // the run has no files yet

@@ -24,6 +24,14 @@ func (r *ran) start() (places []int) {
 	return places
 }
 
+// wait lets the time pass until the next alarm.
+func (r *ran) wait() {
+	if at := r.s.Alarm().Add(-time.Second); at.After(r.now) { // feed adds it
+		r.now = at
+	}
+	r.feed(AlarmDue{})
+}
+
 // fresh answers queries as workers do that have never had a plan.
 func (r *ran) fresh() {
 	for place, q := range sent[control.Query](r) {
@@ -38,6 +46,7 @@ func TestAllWorkersAreReplaced(t *testing.T) {
 	if r.s.phase != training || r.s.Over() {
 		t.Fatalf("%v: %v", r.s.phase, r.s.end.err)
 	}
+	r.wait()
 	places := r.start()
 	if len(places) != 2 {
 		t.Fatalf("started: %v", places)
@@ -146,14 +155,9 @@ func TestReplacementsPause(t *testing.T) {
 	r.feed(died(1)...)
 	var pauses []time.Duration
 	for n := range 10 {
+		pauses = append(pauses, r.s.Alarm().Sub(r.now))
+		r.wait()
 		all := r.begun()
-		if len(all) == 0 {
-			at := r.s.Alarm()
-			pauses = append(pauses, at.Sub(r.now))
-			r.now = at.Add(-time.Second)
-			r.feed(AlarmDue{})
-			all = r.begun()
-		}
 		if len(all) != 1 || all[0] != (plan.Worker{ID: 1, Incarnation: n + 1}) {
 			t.Fatalf("%v is started after %d replacements", all, n)
 		}
@@ -161,7 +165,7 @@ func TestReplacementsPause(t *testing.T) {
 		r.feed(died(len(r.s.workers) - 1)...)
 	}
 	longest := timing.MaxRespawns * timing.RespawnPause
-	if r.s.phase == ending || len(pauses) != 9 || pauses[0] != timing.RespawnPause || pauses[1] != 2*timing.RespawnPause || pauses[8] != longest {
+	if r.s.phase == ending || pauses[0] != timing.RespawnStart || pauses[1] != timing.RespawnPause || pauses[2] != 2*timing.RespawnPause || pauses[9] != longest {
 		t.Errorf("pauses %v, %v", pauses, r.s.end.err)
 	}
 }
@@ -295,6 +299,7 @@ func TestAllWorkersAreStopped(t *testing.T) {
 func TestStopWithoutWorkers(t *testing.T) {
 	r := joining(t, 1, true)
 	r.feed(died(0)...)
+	r.wait()
 	all := r.begun()
 	r.feed(WorkerStarted{all[0], nil})
 	r.feed(died(1)...) // the next one starts after a pause
