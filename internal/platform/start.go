@@ -21,6 +21,7 @@ var starts = sync.OnceValue(func() chan<- func() {
 
 func keepThread(ch <-chan func()) {
 	runtime.LockOSThread()
+	setSlice(0, 0) // processes inherit it
 	for f := range ch {
 		f()
 	}
