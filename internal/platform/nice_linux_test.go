@@ -69,7 +69,19 @@ func TestAnswerSoon(t *testing.T) {
 	if usual == 0 {
 		t.Skip("this kernel has no slices of threads; Linux has them from 6.12 on")
 	}
-	answers()
+	start := func() (pid int, end func()) {
+		sleep := exec.Command("sleep", "60")
+		if err := StartChild(sleep); err != nil {
+			t.Fatal(err)
+		}
+		return sleep.Process.Pid, func() {
+			_ = sleep.Process.Kill()
+			_ = sleep.Wait() // it was killed
+		}
+	}
+	_, end := start() // the thread that starts processes is there before
+	end()
+	shortenSlices(answerSlice) // AnswerSoon, each time that this test runs
 	defer shortenSlices(0)
 	if got := sliceOf(0); got != answerSlice {
 		t.Errorf("this thread has a slice of %v", got)
@@ -87,15 +99,9 @@ func TestAnswerSoon(t *testing.T) {
 	if got := <-slices; got != usual {
 		t.Errorf("a computing thread has a slice of %v, not %v", got, usual)
 	}
-	sleep := exec.Command("sleep", "60")
-	if err := StartChild(sleep); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		_ = sleep.Process.Kill()
-		_ = sleep.Wait()
-	}()
-	if got := sliceOf(sleep.Process.Pid); got != usual {
+	pid, end := start()
+	defer end()
+	if got := sliceOf(pid); got != usual {
 		t.Errorf("a process that was started has a slice of %v, not %v", got, usual)
 	}
 }

@@ -21,7 +21,6 @@ var starts = sync.OnceValue(func() chan<- func() {
 
 func keepThread(ch <-chan func()) {
 	runtime.LockOSThread()
-	setSlice(0, 0) // processes inherit it
 	for f := range ch {
 		f()
 	}
@@ -30,7 +29,10 @@ func keepThread(ch <-chan func()) {
 // StartChild starts a process that may have the attributes of [ChildAttr], on a thread that lasts as long as this process.
 func StartChild(cmd *exec.Cmd) error {
 	err := make(chan error, 1)
-	starts() <- func() { err <- cmd.Start() }
+	starts() <- func() {
+		setSlice(0, 0) // the process inherits it
+		err <- cmd.Start()
+	}
 	return <-err
 }
 
