@@ -27,7 +27,6 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/observe/view"
-	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/act"
@@ -103,7 +102,6 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	if err != nil {
 		return cli.Fail(err)
 	}
-	platform.AnswerSoon()
 	h, err := host.New(host.Config{
 		Settings: settings, Target: target,
 		Start: spawn.Starter(spawn.Command{

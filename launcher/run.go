@@ -28,7 +28,6 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
-	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
@@ -487,7 +486,6 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if err != nil {
 		return cli.Fail(err)
 	}
-	platform.AnswerSoon()
 	h, err := host.New(host.Config{
 		Settings: settings, Target: target,
 		Workers: f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: all, Links: links.Path(), Withhold: bucket.Secrets(settings.Checkpoints)}, dir.LogFile),

@@ -5,17 +5,11 @@ import (
 	"os"
 	"runtime"
 	"strconv"
-	"sync"
-	"time"
 )
 
 // A machine may have more computing threads than processors. A thread that wakes to answer then shares a processor with them, and a
 // recovery consists of such moments: each costs milliseconds where all threads have the same priority. So computing threads
 // have a lower one, which needs no privilege and changes nothing between them.
-
-// answerSlice is the slice of threads that answer, the shortest that Linux has. One that wakes up takes the processor from a thread with a
-// longer slice at once, and not at that thread's next tick, which comes every 4 ms on common kernels.
-const answerSlice = 100 * time.Microsecond
 
 // envNice is the environment variable that sets how much nicer a computing thread is than the process: 0 to 19.
 const envNice = "SOLITON_NICE"
@@ -44,12 +38,6 @@ func NiceErr() error { return errNice }
 
 // Nice returns how much nicer than this process its computing threads are: for a process that computes for it.
 func Nice() int { return nice }
-
-// AnswerSoon has the threads of this process preempt others where they wake up, but for those that compute, which call
-// [ComputeThread] later. Processes that [StartChild] starts do not inherit that.
-func AnswerSoon() { answers() }
-
-var answers = sync.OnceFunc(func() { shortenSlices(answerSlice) })
 
 // ComputeThread makes the calling goroutine's thread a computing one, where the system has priorities of threads. The goroutine
 // keeps the thread, which exits with it: a lower priority cannot be taken back.

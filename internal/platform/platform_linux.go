@@ -157,38 +157,13 @@ func parseDelay(line []byte) time.Duration {
 	return time.Duration(n)
 }
 
-// lowerPriority makes the calling thread nicer by n, with the system's own slice. Where the system refuses, the priority stays as it is.
+// lowerPriority makes the calling thread nicer by n. Where the system refuses, the priority stays as it is.
 func lowerPriority(n int) {
 	a, err := unix.SchedGetAttr(0, 0)
-	if err != nil || !sliced(a) {
+	if err != nil || a.Policy != unix.SCHED_NORMAL && a.Policy != unix.SCHED_BATCH {
 		return
 	}
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, min(int(a.Nice)+n, 19))
-	setSlice(0, 0)
-}
-
-// shortenSlices gives all threads of this process, and with them those that they start, slices of a length. Linux has such slices from 6.12
-// on; before, this changes nothing.
-func shortenSlices(slice time.Duration) {
-	tasks, _ := os.ReadDir("/proc/self/task")
-	for _, task := range tasks {
-		if tid, err := strconv.Atoi(task.Name()); err == nil {
-			setSlice(tid, slice)
-		}
-	}
-}
-
-// setSlice sets the slice of a thread, 0 for the calling one; a slice of 0 is the system's own.
-func setSlice(tid int, slice time.Duration) {
-	if a, err := unix.SchedGetAttr(tid, 0); err == nil && sliced(a) {
-		a.Runtime = uint64(slice)
-		_ = unix.SchedSetAttr(tid, a, 0) // it may have ended, or the system refuses
-	}
-}
-
-// sliced reports whether the system divides the time of a processor between threads of this kind.
-func sliced(a *unix.SchedAttr) bool {
-	return a.Policy == unix.SCHED_NORMAL || a.Policy == unix.SCHED_BATCH
 }
 
 // LimitSocket keeps at most about so many bytes unsent and unread in the kernel's buffers of a TCP socket, and ends its connection where

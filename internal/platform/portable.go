@@ -96,10 +96,6 @@ func Queued() time.Duration { return 0 }
 // lowerPriority does nothing: a priority is the whole process's.
 func lowerPriority(int) {}
 
-func shortenSlices(time.Duration) {}
-
-func setSlice(int, time.Duration) {}
-
 // LimitSocket leaves the kernel's own limits.
 func LimitSocket(syscall.RawConn, int, int, time.Duration) error { return nil }
 

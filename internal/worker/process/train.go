@@ -35,7 +35,6 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	}
 	var compute []func() // each computing thread calls them first
 	if w.self.own != nil {
-		platform.AnswerSoon()
 		// Two more than compute, so that messages hardly ever wait for a compute
 		// thread; and hardly for those of other workers.
 		runtime.GOMAXPROCS(start.Threads + 2)
