@@ -51,6 +51,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/soliton-train/soliton/bench/internal/peers"
 	"github.com/soliton-train/soliton/bench/internal/report"
 )
 
@@ -59,8 +60,9 @@ func main() {
 	rows := f.String("rows", "", "file that gets the figures of a comparison as JSON")
 	f.Usage = usage
 	_ = f.Parse(os.Args[1:]) // it exits
-	var err error
+	err := peers.TuneBLAS()
 	switch run := find(f.Arg(0)); {
+	case err != nil:
 	case f.Arg(0) == "all" && *rows == "":
 		err = all(f.Args()[1:])
 	case run == nil:

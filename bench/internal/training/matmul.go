@@ -58,7 +58,7 @@ func Matmul(args []string, rec *report.Recorder) error {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	peer, err := peers.StartPeer("openblas.py", "OPENBLAS_NUM_THREADS=1", "OPENBLAS_CORETYPE=SKYLAKEX")
+	peer, err := peers.StartPeer("openblas.py", "OPENBLAS_NUM_THREADS=1")
 	if err != nil {
 		return err
 	}
