@@ -23,7 +23,7 @@ func AllReduce(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("allreduce", flag.ExitOnError)
 	role := f.String("role", "", "rank: a process that this command starts")
 	self := f.Int("rank", 0, "of such a process")
-	links := f.String("links", "", "of such a process: unix, memory or tcp")
+	links := f.String("links", "", "of such a process: host, sockets, memory or tcp")
 	folder := f.String("folder", "", "of such a process: where its sockets are")
 	ranks := f.String("ranks", "2,4,8", "numbers of ranks")
 	sizes := f.String("sizes", "1024,65536,1048576,16777216", "bytes that are reduced, multiples of 4")
@@ -103,14 +103,14 @@ var contests = []struct {
 	ours, theirs     string
 	goal, latencyTwo float64
 }{
-	{"unix sockets", "OpenMPI, memory", 1, 0.5}, {"memory", "OpenMPI, memory", 1, 0.5}, {"TCP", "OpenMPI, TCP", 1.5, 0},
-	{"unix sockets", "Gloo", 5, 0}, {"memory", "Gloo", 5, 0}, {"TCP", "Gloo", 5, 0},
+	{"one host", "OpenMPI, memory", 1, 0.5}, {"memory", "OpenMPI, memory", 1, 0.5}, {"TCP", "OpenMPI, TCP", 1.5, 0},
+	{"one host", "Gloo", 5, 0}, {"memory", "Gloo", 5, 0}, {"TCP", "Gloo", 5, 0},
 }
 
 // compare measures all sizes with so many ranks.
 func (b *bench) compare(n int, sizes []int) (err error) {
 	var sides []*side
-	for _, links := range []struct{ name, links string }{{"unix sockets", "unix"}, {"memory", "memory"}, {"TCP", "tcp"}} {
+	for _, links := range []struct{ name, links string }{{"one host", "host"}, {"sockets", "sockets"}, {"memory", "memory"}, {"TCP", "tcp"}} {
 		folder := filepath.Join(b.dir, fmt.Sprintf("%s%d", links.links, n))
 		if err := os.Mkdir(folder, 0o700); err != nil {
 			return err

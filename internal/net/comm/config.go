@@ -77,6 +77,7 @@ type LinkEvent struct {
 	Err  error  // why it is down
 
 	Socket error // why a link that is up does not share memory, where it was to
+	Copies error // why messages of a link within a host are not read from the peer's memory; of a second event if only a trial shows it
 }
 
 // Validate reports all faults together.

@@ -28,6 +28,10 @@
 //     receive waits for the next copy.
 //   - A message is sent from the caller's memory, and received into it if a
 //     receive is posted when its data arrive; no copy is made in between.
+//   - Between processes of one host (Linux), a message above Config.Eager is copied once, by its
+//     receiver, out of the sender's memory (package cma). What its sender has given up is not
+//     received so, whatever its memory holds since. Where the system does not let one process read
+//     another, Config.OnLink is told, and the data pass through the link.
 //   - The reader of a link never waits for a receive. A message above
 //     Config.Eager is sent only against credit, which it gets when its receive
 //     is posted; early smaller ones are bounded by Config.Pool for each peer.
@@ -69,12 +73,13 @@
 //	peer.run  one per member: owns its link; dials, writes, and joins the two below
 //	dial      one per member while its loop dials
 //	link.read one per link: reads frames and data
+//	fetch     one per link within a host: reads large messages from the peer's memory
 //
 // All state is under one lock of the endpoint, held for no system call but
 // Close and SetDeadline of a connection. Callbacks ([Sending.OnDone],
 // [Receiving.OnDone]) are called without it.
 //
-// # Wire format, version 2
+// # Wire format, version 3
 //
 // A connection carries frames both ways. All numbers are little-endian; the
 // data of messages are in the byte order of the machines, which must be the
@@ -100,6 +105,10 @@
 //	return   4  uint32 bytes of pool that are free again
 //	sync     0  answer with synced when all before this is read
 //	synced   0  it is; the number is the sync's
+//	probe   16  uint64 address of the sender's fence, uint64 its value
+//	reach    0  the fence was read
+//	offer   72  open, which is not eager, then uint64 address of the data, uint64 value of the fence
+//	taken    8  the data of an offer were read; uint64 nanoseconds that this took
 //
 //	key     44  uint8 kind, uint8 dir, uint16 zero, int32 layer, int32 micro, uint32 node lo,
 //	            uint32 node hi, uint64 step, int64 lo, int64 hi
@@ -115,6 +124,11 @@
 // pair are numbered; a hello that knows of fewer links than there were, while
 // one is up, is refused, and one that knows of all replaces it.
 //
+// Within a host, each side sends one probe. The side that gets it reads the fence in the other's memory and, where that works,
+// answers reach. From then on, messages above Config.Eager are announced to it by offer, and answered by taken, by drop, or by
+// credit where the fence has another value than announced. A side changes its fence before it uses the data of an offer without
+// an answer for something else, which is when it sends cancel.
+//
 // With transport.Host.Memory, the caller of a link of one host offers memory
 // right behind the welcome, and the answerer says whether it uses it (package shm).
 // All frames that follow pass through it then, in the same form.
@@ -125,7 +139,7 @@
 //
 // # Limitations
 //
-// Processes of one host share memory only on request, on Linux. One endpoint lock serves tens of
+// Processes of one host have rings in shared memory only on request, on Linux. One endpoint lock serves tens of
 // links, not thousands. Under TLS every frame is a record of its own, and keys
 // are not renewed in the life of a link, as should be done with AES-GCM every
 // 300 GB.

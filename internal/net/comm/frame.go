@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
@@ -27,6 +28,10 @@ const (
 	FrameReturn                       // room in the pool is free again
 	FrameSync                         // asks for a synced when all before it is read
 	FrameSynced                       // answer: it is
+	FrameProbe                        // where our fence is: read it if you can
+	FrameReach                        // answer: it was read
+	FrameOffer                        // announces a message, and where its data are
+	FrameTaken                        // answer: they were read
 	frameEnd
 )
 
@@ -37,7 +42,7 @@ const (
 	MaxChunk = 1 << 20
 
 	magic       = 0x4e544c53 // "SLTN"
-	wireVersion = 2
+	wireVersion = 3
 	orderMark   = 0x0102
 )
 
@@ -48,6 +53,7 @@ var frameTypes = [...]struct {
 	FrameHello: {"hello", 40}, FrameWelcome: {"welcome", 16}, FrameRefuse: {"refuse", 16}, FrameOpen: {"open", keySize + 12},
 	FrameData: {"data", -1}, FrameCredit: {"credit", 0}, FrameDrop: {"drop", 0}, FrameCancel: {"cancel", 0}, FrameReturn: {"return", 4},
 	FrameSync: {"sync", 0}, FrameSynced: {"synced", 0},
+	FrameProbe: {"probe", 16}, FrameReach: {"reach", 0}, FrameOffer: {"offer", keySize + 28}, FrameTaken: {"taken", 8},
 }
 
 // Refusal says why a link was refused.
@@ -75,13 +81,17 @@ func (r Refusal) String() string { return id.NameOf("reason ", uint8(r), refusal
 // type does not have are zero.
 type Frame struct {
 	Type FrameType
-	ID   uint64 // of the message: FrameOpen, FrameData, FrameCredit, FrameDrop, FrameCancel; else of a FrameSync
+	ID   uint64 // of the message: FrameOpen, FrameData, FrameCredit, FrameDrop, FrameCancel, FrameOffer, FrameTaken; else of a FrameSync
 	Len  int    // bytes of payload
 
-	Key      Key      // FrameOpen
-	Size     int64    // FrameOpen: bytes of the message
-	Priority Priority // FrameOpen
+	Key      Key      // FrameOpen, FrameOffer
+	Size     int64    // FrameOpen, FrameOffer: bytes of the message
+	Priority Priority // FrameOpen, FrameOffer
 	Eager    bool     // FrameOpen: data follow without credit
+
+	Addr  uint64        // in the memory of the sender. FrameProbe: of its fence; FrameOffer: of the data
+	Fence uint64        // its value. FrameProbe, FrameOffer
+	Took  time.Duration // FrameTaken: for the read, at most maxTook
 
 	From, To id.Session // FrameHello
 	Link     uint64     // FrameHello, FrameRefuse: newest link known; FrameWelcome: number of this one
@@ -129,7 +139,7 @@ func (f Frame) Append(b []byte) []byte {
 	case FrameRefuse:
 		b = le.AppendUint64(b, f.Link)
 		b = append(b, byte(f.Reason), 0, 0, 0, 0, 0, 0, 0)
-	case FrameOpen:
+	case FrameOpen, FrameOffer:
 		b = f.Key.append(b)
 		b = le.AppendUint64(b, uint64(f.Size))
 		b = le.AppendUint16(b, uint16(f.Priority))
@@ -138,8 +148,17 @@ func (f Frame) Append(b []byte) []byte {
 			eager = 1
 		}
 		b = le.AppendUint16(b, eager)
+		if f.Type == FrameOffer {
+			b = le.AppendUint64(b, f.Addr)
+			b = le.AppendUint64(b, f.Fence)
+		}
 	case FrameReturn:
 		b = le.AppendUint32(b, f.Pool)
+	case FrameProbe:
+		b = le.AppendUint64(b, f.Addr)
+		b = le.AppendUint64(b, f.Fence)
+	case FrameTaken:
+		b = le.AppendUint64(b, uint64(f.Took))
 	}
 	return b
 }
@@ -151,7 +170,7 @@ var errVersion = errors.New("comm: hello of another protocol version or byte ord
 // whatever the bytes, it returns frames or an error.
 type FrameReader struct {
 	r   io.Reader
-	buf [headerSize + keySize + 12]byte
+	buf [headerSize + keySize + 28]byte
 }
 
 // NewFrameReader returns a reader of r.
@@ -212,7 +231,7 @@ func (f *Frame) decode(p []byte) error {
 		if f.Reason == 0 || f.Reason >= refusedEnd {
 			return protocolError("refusal without a reason")
 		}
-	case FrameOpen:
+	case FrameOpen, FrameOffer:
 		key, ok := decodeKey(p)
 		size := int64(le.Uint64(p[keySize:]))
 		flags := le.Uint16(p[keySize+10:])
@@ -220,8 +239,22 @@ func (f *Frame) decode(p []byte) error {
 			return protocolError("a message without a valid key and size")
 		}
 		f.Key, f.Size, f.Priority, f.Eager = key, size, Priority(le.Uint16(p[keySize+8:])), flags == 1
+		if f.Type == FrameOffer {
+			f.Addr, f.Fence = le.Uint64(p[keySize+12:]), le.Uint64(p[keySize+20:])
+			if f.Eager || f.Size == 0 || f.Addr == 0 {
+				return protocolError("an offer without data at a place")
+			}
+		}
 	case FrameReturn:
 		f.Pool = le.Uint32(p)
+	case FrameProbe:
+		f.Addr, f.Fence = le.Uint64(p), le.Uint64(p[8:])
+	case FrameTaken:
+		took := le.Uint64(p)
+		if took > uint64(maxTook) {
+			return protocolError("a read of %d ns", took)
+		}
+		f.Took = time.Duration(took)
 	}
 	return nil
 }

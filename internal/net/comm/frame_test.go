@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -41,6 +42,14 @@ func anyFrame() *rapid.Generator[Frame] {
 		case FrameOpen:
 			f.Key, f.Size = anyKey().Draw(t, "key"), rapid.Int64Range(0, MaxMessage).Draw(t, "size")
 			f.Priority, f.Eager = Priority(rapid.Uint16().Draw(t, "priority")), rapid.Bool().Draw(t, "eager")
+		case FrameOffer:
+			f.Key, f.Size = anyKey().Draw(t, "key"), rapid.Int64Range(1, MaxMessage).Draw(t, "size")
+			f.Priority = Priority(rapid.Uint16().Draw(t, "priority"))
+			f.Addr, f.Fence = rapid.Uint64Min(1).Draw(t, "addr"), rapid.Uint64().Draw(t, "fence")
+		case FrameProbe:
+			f.Addr, f.Fence = rapid.Uint64().Draw(t, "addr"), rapid.Uint64().Draw(t, "fence")
+		case FrameTaken:
+			f.Took = time.Duration(rapid.Int64Range(0, int64(maxTook)).Draw(t, "took"))
 		case FrameData:
 			f.Len = rapid.IntRange(0, MaxChunk).Draw(t, "len")
 		case FrameReturn:
@@ -78,6 +87,7 @@ func FuzzFrames(f *testing.F) {
 		{Type: FrameHello, From: id.Session{Worker: 1, Incarnation: 1}, To: id.Session{Worker: 2, Incarnation: 1}, Pool: 1 << 20}, {Type: FrameWelcome, Link: 1, Pool: 1 << 20},
 		{Type: FrameRefuse, Reason: RefusedCrossed}, {Type: FrameOpen, ID: 1, Key: key, Size: 100, Priority: Bulk, Eager: true},
 		{Type: FrameData, ID: 1, Len: 0}, {Type: FrameCredit, ID: 1}, {Type: FrameDrop, ID: 2}, {Type: FrameCancel, ID: 3}, {Type: FrameReturn, Pool: 9}, {Type: FrameSync, ID: 1}, {Type: FrameSynced, ID: 1},
+		{Type: FrameProbe, Addr: 4096, Fence: 7}, {Type: FrameReach}, {Type: FrameOffer, ID: 2, Key: key, Size: 100, Priority: Bulk, Addr: 4096, Fence: 7}, {Type: FrameTaken, ID: 2, Took: 5},
 	} {
 		f.Add(seed.Append(nil))
 	}

@@ -39,6 +39,10 @@ func TestHostilePeer(t *testing.T) {
 		"room that never was":              {{Type: FrameReturn, Pool: 1}},
 		"an answer to no sync":             {{Type: FrameSynced, ID: 1}},
 		"a second hello":                   {{Type: FrameHello}},
+		"memory of another host":           {{Type: FrameOffer, ID: 1, Key: user(1, 1), Size: 100, Addr: 4096}},
+		"reach without a probe":            {{Type: FrameReach}},
+		"a second probe":                   {{Type: FrameProbe}, {Type: FrameProbe}},
+		"a read of nothing":                {{Type: FrameTaken, ID: 7}},
 		"an unknown kind":                  {open(Frame{ID: 1, Key: Key{Kind: kindEnd}})},
 	} {
 		t.Run(name, func(t *testing.T) {

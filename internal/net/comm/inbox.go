@@ -36,7 +36,10 @@ type incoming struct {
 	recv   *Receiving // the receive that it fills
 	pool   []byte     // or the place where it waits
 	credit bool       // it holds credit
-	busy   bool       // the reader is reading into recv.buf
+	busy   bool       // recv.buf is being written
+	addr   uint64     // of the data, where they are to be read from the peer's memory
+	fence  uint64     // its value while they are there
+	gone   bool       // the sender gave it up while it was being read from there
 }
 
 type inState uint8
@@ -101,7 +104,13 @@ func (b *inbox) open(l *link, f Frame) error {
 	}
 	l.lastID = f.ID
 	b.order++
-	in := &incoming{link: l, peer: l.p, id: f.ID, key: f.Key, turn: turn{f.Priority, b.order, -1}, size: int(f.Size)}
+	in := &incoming{
+		link: l, peer: l.p, id: f.ID, key: f.Key, turn: turn{f.Priority, b.order, -1}, size: int(f.Size),
+		addr: f.Addr, fence: f.Fence,
+	}
+	if f.Type == FrameOffer && l.fence == 0 {
+		return protocolError("%v: its memory is not in reach", f)
+	}
 	en := b.keys[f.Key]
 	unwanted := b.stale(f.Key) || en != nil && en.done
 	if f.Eager {
@@ -233,7 +242,11 @@ func (b *inbox) schedule() {
 		}
 		best.credit = true
 		l.credit = append(l.credit, best)
-		l.control(Frame{Type: FrameCredit, ID: best.id})
+		if best.addr != 0 {
+			l.grant(best)
+		} else {
+			l.control(Frame{Type: FrameCredit, ID: best.id})
+		}
 	}
 }
 
@@ -318,7 +331,7 @@ func (b *inbox) finish(r *Receiving, err error) {
 }
 
 // withdraw ends a receive from its own side: at once, or when the reader,
-// told to hurry, has left the buffer.
+// told to hurry, has left the buffer, or a read of the peer's memory is over.
 func (b *inbox) withdraw(r *Receiving, err error) {
 	if r.cancel != nil || Closed(r.done) {
 		return
@@ -326,7 +339,9 @@ func (b *inbox) withdraw(r *Receiving, err error) {
 	if in := r.filling; in != nil {
 		if in.busy {
 			r.cancel = err
-			in.link.kickReader()
+			if in.addr == 0 {
+				in.link.kickReader()
+			}
 			return
 		}
 		in.state, in.recv = inDiscard, nil
@@ -364,11 +379,15 @@ func (b *inbox) forget(in *incoming) {
 // cancelled takes the sender's word that the rest will not come.
 func (b *inbox) cancelled(in *incoming) {
 	delete(in.link.in, in.id)
+	if in.busy { // by fetch, since we are the reader
+		in.gone = true
+		return
+	}
 	b.lost(in)
 }
 
-// lost takes a message apart whose rest will not come. The reader is not in
-// it.
+// lost takes a message apart whose rest will not come. Nothing writes to its
+// receive.
 func (b *inbox) lost(in *incoming) {
 	en := b.keys[in.key]
 	switch in.state {

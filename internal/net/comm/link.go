@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/transport"
@@ -22,6 +23,9 @@ type link struct {
 	dead   bool // what still comes is ignored
 
 	counted bool // as new, by Connect; under e.mu
+
+	reach               // how the peer's memory is read
+	ours  atomic.Uint64 // our fence, which the peer reads
 
 	// Of the writer, under e.mu.
 	ctl     []byte // small frames that wait
@@ -211,15 +215,21 @@ func (l *link) read() error {
 		l.p.stats.WireReceived += int64(headerSize + f.Len)
 		var in *incoming
 		switch f.Type {
-		case FrameOpen:
+		case FrameOpen, FrameOffer:
 			err = e.in.open(l, f)
 		case FrameData:
 			in = l.in[f.ID]
-			if in == nil || in.state == inOffered || f.Len > in.size-in.got || f.Len == 0 && in.size > 0 {
+			if in == nil || in.state == inOffered || in.addr != 0 || f.Len > in.size-in.got || f.Len == 0 && in.size > 0 {
 				err = protocolError("%v: not of a message under way", f)
 			}
-		case FrameCredit, FrameDrop:
-			err = l.answered(f.ID, f.Type == FrameCredit)
+		case FrameCredit, FrameDrop, FrameTaken:
+			err = l.answered(f)
+		case FrameReach:
+			if l.peer == nil {
+				err = protocolError("%v without a probe", f)
+			}
+			l.readable = true
+		case FrameProbe: // below, without the lock
 		case FrameCancel:
 			if in := l.in[f.ID]; in != nil {
 				e.in.cancelled(in)
@@ -243,6 +253,11 @@ func (l *link) read() error {
 		e.unlock()
 		if err != nil {
 			return err
+		}
+		if f.Type == FrameProbe {
+			if err := l.probe(f); err != nil {
+				return err
+			}
 		}
 		if in != nil {
 			if scratch, err = l.readChunk(br, in, f.Len, scratch); err != nil {
@@ -311,7 +326,7 @@ func (l *link) readChunk(br *bufio.Reader, in *incoming, left int, scratch []byt
 	return scratch, nil
 }
 
-// down takes the link apart. Its reader and writer have ended.
+// down takes the link apart. Its reader, its writer and what fetches have ended.
 func (l *link) down(err error) {
 	e := l.p.e
 	l.dead = true

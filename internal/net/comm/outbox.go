@@ -19,6 +19,8 @@ type Sending struct {
 	state  outState
 	busy   bool  // the writer is in data
 	cancel error // set while the writer must leave data first
+
+	offered bool // the peer may read data from our memory
 }
 
 type outState uint8
@@ -51,6 +53,10 @@ func (p *peer) dispatch() {
 			l.nextID++
 			s.id, s.state = l.nextID, outOffered
 			l.out[s.id] = s
+			if l.readable && len(s.data) > 0 && p.e.shaped[p.Worker] == 0 {
+				l.offer(s)
+				break
+			}
 			l.ctl = Frame{Type: FrameOpen, ID: s.id, Key: s.key, Size: int64(len(s.data)), Priority: s.prio}.Append(l.ctl)
 		default:
 			return
@@ -59,27 +65,31 @@ func (p *peer) dispatch() {
 	}
 }
 
-// answered takes the peer's answer to an announced message: credit, or that it
+// answered takes the peer's answer to an announced message: credit, that it has read it, or that it
 // is not wanted. A message unknown here was cancelled meanwhile.
-func (l *link) answered(id uint64, credit bool) error {
-	if id > l.nextID {
-		return protocolError("an answer to message %d, which was never announced", id)
+func (l *link) answered(f Frame) (err error) {
+	if f.ID > l.nextID {
+		return protocolError("an answer to message %d, which was never announced", f.ID)
 	}
-	s := l.out[id]
+	s := l.out[f.ID]
 	if s == nil {
 		return nil
 	}
-	delete(l.out, id)
+	delete(l.out, f.ID)
 	l.offers--
-	if credit {
-		s.state = outReady
+	switch f.Type {
+	case FrameTaken:
+		err = l.taken(s, f.Took)
+	case FrameCredit:
+		s.state, s.offered = outReady, false
 		heap.Push(&l.bulk, s)
 		l.p.wakeUp()
-	} else {
+	default:
+		s.offered = false
 		l.p.endSending(s, nil) // the receiver has it from elsewhere, or needs it no more
 	}
 	l.p.dispatch()
-	return nil
+	return err
 }
 
 // endSending ends a message. The writer must not be in its data.
@@ -96,6 +106,9 @@ func (p *peer) endSending(s *Sending, err error) {
 		}
 	}
 	s.state = outEnded
+	if s.offered {
+		s.takenBack()
+	}
 	s.finish(err)
 }
 

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"syscall"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/timing"
@@ -351,6 +353,8 @@ func (p *peer) serve(h *handover) {
 		p: p, conn: h.conn, number: h.number, pool: int(h.pool), window: int(h.pool),
 		out: make(map[uint64]*Sending), in: make(map[uint64]*incoming),
 	}
+	l.ours.Store(rand.Uint64())
+	near, copies := transport.Neighbour(h.conn)
 	l.conn.SetDeadline(time.Time{})
 	l.ctl = first
 	e.lock()
@@ -358,13 +362,17 @@ func (p *peer) serve(h *handover) {
 	if err != nil || p.evicted != nil || p.next != nil {
 		e.unlock()
 		l.conn.Close()
+		if near != nil {
+			_ = near.Close()
+		}
 		return
 	}
+	l.start(near)
 	p.link, p.lastErr = l, nil
 	p.dispatch()
 	e.notify()
 	e.unlock()
-	p.tell(LinkEvent{Peer: p.Session, Up: true, Link: l.number, Socket: h.socket})
+	p.tell(LinkEvent{Peer: p.Session, Up: true, Link: l.number, Socket: h.socket, Copies: copies})
 
 	readEnd := make(chan error, 1)
 	e.tasks.Go(func() {
@@ -380,6 +388,7 @@ func (p *peer) serve(h *handover) {
 			err = rerr // says more than that a write failed
 		}
 	}
+	l.reach.end()
 
 	e.lock()
 	p.small = errors.Is(err, syscall.ETIMEDOUT)
@@ -456,4 +465,50 @@ func (p *peer) tell(ev LinkEvent) {
 	if p.e.cfg.OnLink != nil {
 		p.e.cfg.OnLink(ev)
 	}
+}
+
+// FullSpeed is the speed in bytes per second that parts of a link's speed are
+// parts of, where they are asked for: that of a network of 8 Gbit/s.
+const FullSpeed = 1e9
+
+// shapeAhead is the most time without anything to send that counts as a timer
+// that came late, which is made up for.
+const shapeAhead = 5 * time.Millisecond
+
+// Shape limits what this side sends to a worker, in whichever incarnation, to
+// so many bytes per second; 0 lifts the limit. It is there to see what a slow
+// link does. The limit holds from the next chunk on, and chunks still go by
+// priority.
+func (e *Endpoint) Shape(to id.WorkerID, rate float64) {
+	e.lock()
+	defer e.unlock()
+	if e.shaped == nil {
+		e.shaped = make(map[id.WorkerID]float64)
+	}
+	if rate > 0 {
+		e.shaped[to] = rate
+	} else {
+		delete(e.shaped, to)
+	}
+}
+
+// pace accounts for n bytes whose write began at a time, and returns how long
+// the link is still taken by them.
+func (p *peer) pace(began time.Time, n int) (rest time.Duration) {
+	p.e.lock()
+	defer p.e.unlock()
+	now := time.Now()
+	p.stats.Busy += now.Sub(began)
+	rate := p.e.shaped[p.Worker]
+	if rate <= 0 {
+		return 0
+	}
+	if began.Sub(p.free) > shapeAhead {
+		p.free = began
+	}
+	p.free = p.free.Add(time.Duration(float64(n) / rate * float64(time.Second)))
+	if rest = p.free.Sub(now); rest > 0 {
+		p.stats.Busy += rest
+	}
+	return rest
 }

@@ -346,31 +346,56 @@ func (g *Group) AllReduce(ctx context.Context, call Call, buf []float32) error {
 	return o.finish(o.directAllReduce(buf))
 }
 
+// directAllReduce works on segments, one after the other. What is expected of the next ones arrives meanwhile.
 func (o *operation) directAllReduce(buf []float32) error {
-	// Sent from a copy, because the sum begins with rank 0's numbers before
-	// all of ours are sent.
-	own := append([]float32(nil), buf...)
-	for d := 1; d < o.n(); d++ {
-		o.send(o.peer(d), 0, 0, comm.Bytes(own))
+	segs := split(len(buf), o.g.scope.Config().Segment/4)
+	// By segment, modulo its length, and rank: where its numbers are.
+	type numbers struct {
+		data []float32
+		r    *comm.Receiving // nil for our own
 	}
-	all := make([]*comm.Receiving, o.n())
-	got := make([][]float32, o.n())
-	got[o.rank()] = own
-	for d := 1; d < o.n(); d++ {
-		from := o.peer(-d)
-		got[from] = make([]float32, len(buf))
-		all[from] = o.expect(from, 0, 0, comm.Bytes(got[from]))
+	window := make([][]numbers, min(ahead, len(segs)))
+	begin := func(i int) {
+		seg := buf[segs[i].lo:segs[i].hi]
+		of := window[i%len(window)]
+		if of == nil {
+			of = make([]numbers, o.n())
+			window[i%len(window)] = of
+		}
+		for d := 1; d < o.n(); d++ {
+			x := &of[o.peer(-d)]
+			if x.data == nil {
+				x.data = o.scratch(len(seg))
+			}
+			x.data = x.data[:len(seg)]
+			x.r = o.expect(o.peer(-d), 0, i, comm.Bytes(x.data))
+		}
+		// Sent from a copy, because the sum begins with rank 0's numbers before all of ours are sent.
+		own := o.scratch(len(seg))
+		copy(own, seg)
+		of[o.rank()].data = own
+		for d := 1; d < o.n(); d++ {
+			o.send(o.peer(d), 0, i, comm.Bytes(own))
+		}
 	}
-	for i, r := range all {
-		if r != nil {
-			if err := o.received(r); err != nil {
-				return err
+	for i := range window {
+		begin(i)
+	}
+	for i, s := range segs {
+		for rank, x := range window[i%len(window)] {
+			if x.r != nil {
+				if err := o.received(x.r); err != nil {
+					return err
+				}
+			}
+			if sum := buf[s.lo:s.hi]; rank == 0 {
+				copy(sum, x.data)
+			} else {
+				kernel.Add(sum, sum, x.data)
 			}
 		}
-		if i == 0 {
-			copy(buf, got[0])
-		} else {
-			kernel.Add(buf, buf, got[i])
+		if next := i + len(window); next < len(segs) {
+			begin(next)
 		}
 	}
 	return nil

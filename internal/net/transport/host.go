@@ -34,6 +34,8 @@ type Host struct {
 	Far Transport
 	// Memory has links of this host pass their bytes through shared memory, see [Sharer]. It is the same for all workers of a host.
 	Memory bool
+	// Sockets has links of this host carry all bytes themselves: no process reads the memory of another, see [Neighbour].
+	Sockets bool
 }
 
 // Far returns the part of an address that workers of other hosts dial, "" for none.
@@ -133,8 +135,11 @@ func (h Host) local(c *net.UnixConn) (net.Conn, error) {
 	if err := errors.Join(c.SetWriteBuffer(buffer), c.SetReadBuffer(buffer)); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	if h.Memory {
+	switch {
+	case h.Memory:
 		return &local{socket: c}, nil
+	case h.Sockets:
+		return unread{c}, nil
 	}
 	return c, nil
 }

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/net/cma"
 	"github.com/soliton-train/soliton/internal/net/shm"
 )
 
@@ -14,6 +15,21 @@ import (
 type Sharer interface {
 	Share(offer bool) (reason, err error)
 }
+
+// Neighbour returns the process at the other end of a connection within this host, whose memory may be read; nil where the other end may be
+// on another host, or where the transport is not to read memory. The caller closes it.
+func Neighbour(c net.Conn) (*cma.Process, error) {
+	switch c := c.(type) {
+	case *net.UnixConn:
+		return cma.At(c)
+	case *local:
+		return cma.At(c.socket)
+	}
+	return nil, nil
+}
+
+// unread is a unix socket to a process whose memory is not to be read.
+type unread struct{ *net.UnixConn }
 
 // Write writes all buffers to a connection, with one system call where possible. It consumes them.
 func Write(c net.Conn, buffers *net.Buffers) (int64, error) {

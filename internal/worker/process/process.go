@@ -30,6 +30,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/cma"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/ports"
@@ -248,6 +249,7 @@ func Main(launched control.Identity, makeJob Make) int {
 			_ = platform.KeepCanary(fd) // without one the end of the process is known a little later
 		}
 	}
+	cma.AllowSiblings()
 	own := &ownProcess{slow: make(chan os.Signal, 1), leave: make(chan os.Signal, 1), quit: make(chan os.Signal, 1)}
 	signal.Notify(own.slow, chaos.SlowSignal)
 	signal.Notify(own.leave, syscall.SIGTERM)
@@ -271,11 +273,13 @@ func Main(launched control.Identity, makeJob Make) int {
 	rejected := new(auth.Tally)
 	links := transport.Host{Folder: launched.Links, Name: session.String()}
 	switch how := os.Getenv(envLinks); how {
-	case "", "sockets":
+	case "":
+	case "sockets":
+		links.Sockets = true
 	case "memory":
 		links.Memory = true
 	default:
-		complain(fmt.Errorf("%s is %q: give memory (links of one host share memory) or sockets", envLinks, how))
+		complain(fmt.Errorf("%s is %q: give memory (links of one host share memory), sockets (no worker reads the memory of another), or nothing", envLinks, how))
 		return exitFailed
 	}
 	if launched.Addr != "" {

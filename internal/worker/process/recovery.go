@@ -29,6 +29,7 @@ type recovery struct {
 
 	broken chan id.Session // the other ends of links that broke
 	socket sync.Once       // says that a link does not share memory
+	copies sync.Once       // says that the memory of a peer on this host is not read
 
 	mu      sync.Mutex
 	failing map[id.Session]time.Time // since when dialling peers fails to which there never was a link
@@ -210,6 +211,11 @@ func (r *recovery) never(ev comm.LinkEvent) bool {
 func (r *recovery) link(ev comm.LinkEvent) {
 	if ev.Socket != nil {
 		r.socket.Do(func() { complain(fmt.Errorf("the link to worker %d is a socket: %w", ev.Peer.Worker, ev.Socket)) })
+	}
+	if ev.Copies != nil {
+		r.copies.Do(func() {
+			complain(fmt.Errorf("messages of worker %d pass through a socket: %w", ev.Peer.Worker, ev.Copies))
+		})
 	}
 	r.mu.Lock()
 	e, late := r.engine, r.never(ev)

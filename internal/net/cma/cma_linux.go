@@ -1,0 +1,130 @@
+//go:build linux && !portable
+
+package cma
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is the process at the other end of a unix socket.
+type Process struct {
+	pid int
+	// A pidfd is readable once the process has ended: only then may another one get its number.
+	ended [1]unix.PollFd
+
+	mu     sync.Mutex
+	closed bool
+	// What a call of the system reads and writes.
+	word   uint64
+	local  [2]unix.Iovec
+	remote [2]unix.RemoteIovec
+}
+
+// At returns the process that connected a unix socket, or that listened for it. Close it.
+func At(c *net.UnixConn) (*Process, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("cma: %w", err)
+	}
+	var peer *unix.Ucred
+	var fault error
+	if err := raw.Control(func(fd uintptr) {
+		peer, fault = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil || fault != nil {
+		return nil, fmt.Errorf("cma: who is at the other end of the socket: %w", errors.Join(err, fault))
+	}
+	if peer.Pid <= 0 {
+		return nil, errors.New("cma: the other process is in a namespace of processes that is not visible here")
+	}
+	fd, err := unix.PidfdOpen(int(peer.Pid), 0)
+	if err != nil {
+		return nil, fmt.Errorf("cma: process %d: %w", peer.Pid, err)
+	}
+	return &Process{pid: int(peer.Pid), ended: [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}}, nil
+}
+
+// piece is how many bytes one call of the system copies. It cannot be interrupted, and Go's scheduler keeps its thread aside.
+const piece = 1 << 20
+
+// Read fills dst from an address of the process, and makes sure that a word of it has a value after that. It returns [ErrChanged] where
+// the word has another one, and then dst may hold anything.
+func (p *Process) Read(dst []byte, addr, wordAddr, value uint64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return net.ErrClosed
+	}
+	for len(dst) > piece {
+		if err := p.read(dst[:piece], addr, 0); err != nil {
+			return err
+		}
+		dst, addr = dst[piece:], addr+piece
+	}
+	// The kernel copies ranges one after the other, so the word is no older than the last byte.
+	if err := p.read(dst, addr, wordAddr); err != nil {
+		return err
+	}
+	if p.word != value {
+		return ErrChanged
+	}
+	// Up to now the number was that of the process.
+	p.ended[0].Revents = 0
+	switch n, err := unix.Poll(p.ended[:], 0); {
+	case err != nil:
+		return fmt.Errorf("cma: process %d: %w", p.pid, err)
+	case n > 0:
+		return fmt.Errorf("cma: process %d: %w", p.pid, os.ErrProcessDone)
+	}
+	return nil
+}
+
+// read makes one call: for bytes, if there are any, and the word, if it has an address.
+func (p *Process) read(dst []byte, addr, wordAddr uint64) error {
+	n, want := 0, len(dst)
+	if len(dst) > 0 {
+		p.local[n] = unix.Iovec{Base: unsafe.SliceData(dst)}
+		p.local[n].SetLen(len(dst))
+		p.remote[n] = unix.RemoteIovec{Base: uintptr(addr), Len: len(dst)}
+		n++
+	}
+	if wordAddr != 0 {
+		p.local[n] = unix.Iovec{Base: (*byte)(unsafe.Pointer(&p.word))}
+		p.local[n].SetLen(int(unsafe.Sizeof(p.word)))
+		p.remote[n] = unix.RemoteIovec{Base: uintptr(wordAddr), Len: int(unsafe.Sizeof(p.word))}
+		want += p.remote[n].Len
+		n++
+	}
+	got, err := unix.ProcessVMReadv(p.pid, p.local[:n], p.remote[:n], 0)
+	p.local = [2]unix.Iovec{}
+	if err == nil && got != want {
+		err = unix.EFAULT // of a later page
+	}
+	if err != nil {
+		return fmt.Errorf("cma: read memory of process %d: %w", p.pid, err)
+	}
+	return nil
+}
+
+// Close lets go of the process.
+func (p *Process) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return net.ErrClosed
+	}
+	p.closed = true
+	return unix.Close(int(p.ended[0].Fd))
+}
+
+// AllowSiblings lets the other processes that our parent has started read our memory, where the system lets a process be read by its
+// ancestors only (Yama).
+func AllowSiblings() {
+	_ = unix.Prctl(unix.PR_SET_PTRACER, uintptr(os.Getppid()), 0, 0, 0) // fails where no such permission is needed
+}

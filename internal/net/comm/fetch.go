@@ -1,0 +1,191 @@
+package comm
+
+import (
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/soliton-train/soliton/internal/net/cma"
+)
+
+// Where both ends of a link are processes of one host, a large message does not pass through it. Its sender announces where the data are, the
+// receiver reads them from there into its receive, and says so.
+//
+// A receiver cannot know whether the data still are the message's when it has read them: their sender may have given the message up, or
+// the link, and have used the memory for something else. So each end has a fence, a number that it changes before it lets go of the data of an
+// offer that has no answer. The receiver reads the fence after the data, and asks for the data through the link where it has changed.
+
+// reach is what a link has where its peer's memory may be read.
+type reach struct {
+	peer *cma.Process // constant; nil where there is none
+	wake chan struct{}
+	over chan struct{} // closed when the link ends
+	done chan struct{} // closed last by fetch
+
+	probed bool // the peer has told where its fence is; of the reader
+
+	// Under e.mu.
+	readable bool        // the peer can read our memory
+	fence    uint64      // its address; 0 while we cannot read the peer's memory
+	granted  []*incoming // what is to be read, in order
+}
+
+// start begins to read from a peer, and lets it try whether it can read from us.
+func (l *link) start(peer *cma.Process) {
+	l.reach = reach{peer: peer, wake: make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{})}
+	if peer == nil {
+		close(l.done)
+		return
+	}
+	l.ctl = Frame{Type: FrameProbe, Addr: addressOf(&l.ours), Fence: l.ours.Load()}.Append(l.ctl)
+	l.p.e.tasks.Go(func() {
+		defer close(l.done)
+		l.fetch()
+	})
+}
+
+// end returns when nothing is read any more.
+func (r *reach) end() {
+	close(r.over)
+	<-r.done
+	if r.peer != nil {
+		_ = r.peer.Close()
+	}
+}
+
+// addressOf is where a value is, for a process that reads it while we keep it.
+func addressOf[T any](x *T) uint64 { return uint64(uintptr(unsafe.Pointer(x))) }
+
+// probe tries to read the peer's fence, and says so if that works.
+func (l *link) probe(f Frame) error {
+	e := l.p.e
+	if l.probed {
+		return protocolError("%v: not the first", f)
+	}
+	l.probed = true
+	if l.peer == nil {
+		return nil
+	}
+	if err := l.peer.Read(nil, 0, f.Addr, f.Fence); err != nil {
+		l.p.tell(LinkEvent{Peer: l.p.Session, Up: true, Link: l.number, Copies: err})
+		return nil
+	}
+	e.lock()
+	defer e.unlock()
+	l.fence = f.Addr
+	l.control(Frame{Type: FrameReach})
+	return nil
+}
+
+// grant has a message read whose turn it is.
+func (l *link) grant(in *incoming) {
+	l.granted = append(l.granted, in)
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// fetch reads what is granted, until the link ends.
+func (l *link) fetch() {
+	e := l.p.e
+	for {
+		e.lock()
+		in := l.next()
+		e.unlock()
+		if in == nil {
+			select {
+			case <-l.wake:
+				continue
+			case <-l.over:
+				return
+			}
+		}
+		began := time.Now()
+		err := l.peer.Read(in.recv.buf[:in.size], in.addr, l.fence, in.fence) // both stay: the message is busy
+		took := time.Since(began)
+		e.lock()
+		l.fetched(in, took, err)
+		e.unlock()
+	}
+}
+
+// next returns the message to read next, and drops those that are not wanted any more.
+func (l *link) next() *incoming {
+	for len(l.granted) > 0 && !l.dead {
+		in := l.granted[0]
+		l.granted = slices.Delete(l.granted, 0, 1)
+		if in.state == inFilling {
+			in.busy = true
+			return in
+		}
+		l.refuse(in)
+	}
+	return nil
+}
+
+// refuse tells the peer that a granted message will not be read.
+func (l *link) refuse(in *incoming) {
+	delete(l.in, in.id)
+	l.control(Frame{Type: FrameDrop, ID: in.id})
+	if in.credit {
+		l.p.e.in.used(in)
+	}
+}
+
+// fetched takes the result of a read.
+func (l *link) fetched(in *incoming, took time.Duration, err error) {
+	b, r := &l.p.e.in, in.recv
+	in.busy = false
+	switch {
+	case in.gone:
+		b.lost(in)
+	case l.dead: // down takes it apart
+	case r.cancel != nil:
+		in.state, in.recv = inDiscard, nil
+		r.filling = nil
+		b.fail(r, r.cancel)
+		l.refuse(in)
+	case err != nil:
+		in.addr = 0
+		l.control(Frame{Type: FrameCredit, ID: in.id})
+	default:
+		in.got = in.size
+		l.p.stats.WireReceived += int64(in.size)
+		l.control(Frame{Type: FrameTaken, ID: in.id, Took: min(took, maxTook)})
+		b.arrived(in)
+	}
+}
+
+// offer announces a message with the place of its data.
+func (l *link) offer(s *Sending) {
+	s.offered = true
+	l.ctl = Frame{
+		Type: FrameOffer, ID: s.id, Key: s.key, Size: int64(len(s.data)), Priority: s.prio,
+		Addr: addressOf(unsafe.SliceData(s.data)), Fence: l.ours.Load(),
+	}.Append(l.ctl)
+}
+
+// taken takes the peer's word that it has read a message.
+func (l *link) taken(s *Sending, took time.Duration) error {
+	if !s.offered {
+		return protocolError("message %d was read, which was never offered", s.id)
+	}
+	s.offered = false
+	st := &l.p.stats
+	st.MessagesSent++
+	st.BytesSent += int64(len(s.data))
+	st.WireSent += int64(len(s.data))
+	st.Busy += took
+	l.p.endSending(s, nil)
+	return nil
+}
+
+// takenBack changes the fence: the data of an offer are about to be the caller's again.
+func (s *Sending) takenBack() {
+	s.offered = false
+	s.p.link.ours.Add(1)
+}
+
+// A read takes no longer than maxTook, as far as we count.
+const maxTook = time.Minute
