@@ -95,7 +95,10 @@ func (s *Stream) Uint64() uint64 {
 func (s *Stream) Float32() float32 { return float32(float32(s.Uint32()>>8) * (1.0 / (1 << 24))) }
 
 // Float64 returns a uniform number in [0,1): a multiple of 1/1<<53, from the high bits of one Uint64.
-func (s *Stream) Float64() float64 { return float64(float64(s.Uint64()>>11) * (1.0 / (1 << 53))) }
+func (s *Stream) Float64() float64 {
+	lo := s.Uint32()
+	return unit(lo, s.Uint32())
+}
 
 // IntN returns a uniform integer in [0,n). It panics when n is not positive.
 //
@@ -129,4 +132,30 @@ func (s *Stream) Normal() float64 {
 	radius := 1 - s.Float64() // in (0,1], so its logarithm is finite
 	turn := s.Float64()
 	return math.Sqrt(-2*log(radius)) * cosTurn(turn)
+}
+
+// Normals sets x to what as many calls of [Stream.Normal] return, several times faster.
+func (s *Stream) Normals(x []float64) {
+	var radius, turn [lane]float64
+	for len(x) >= lane && s.left == 0 && s.ctr[0] < math.MaxUint32-lane {
+		ctr, key := s.ctr, s.key
+		for i := range lane {
+			w := Philox(ctr, key)
+			ctr[0]++
+			radius[i] = 1 - unit(w[0], w[1])
+			turn[i] = unit(w[2], w[3])
+		}
+		s.ctr = ctr
+		normals(&radius, &turn)
+		copy(x, radius[:])
+		x = x[lane:]
+	}
+	for i := range x {
+		x[i] = s.Normal()
+	}
+}
+
+// unit is [Stream.Float64] of two draws.
+func unit(lo, hi uint32) float64 {
+	return float64(float64((uint64(hi)<<32|uint64(lo))>>11) * (1.0 / (1 << 53)))
 }

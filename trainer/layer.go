@@ -104,8 +104,14 @@ func (i Init) Fill(x []float32, seed uint64, layer, param int) {
 		}
 	case InitNormal:
 		s := rng.New(seed, rng.Place{Sample: uint32(param), Layer: uint16(layer)})
-		for j := range x {
-			x[j] = float32(float64(i.Scale) * s.Normal())
+		var some [1024]float64
+		for len(x) > 0 {
+			n := some[:min(len(x), len(some))]
+			s.Normals(n)
+			for j, v := range n {
+				x[j] = float32(float64(i.Scale) * v)
+			}
+			x = x[len(n):]
 		}
 	case InitUniform:
 		s := rng.New(seed, rng.Place{Sample: uint32(param), Layer: uint16(layer)})
