@@ -31,6 +31,7 @@ type Config struct {
 	Evaluate                         int           // an evaluation follows every so many steps, beside the last; 0: none does
 	Respawn                          bool          // failed workers are replaced
 	Digests                          bool          // memory is checked
+	Derive                           bool          // the run begins with moments that are zeros
 	Keeping                          bool          // passes keep gradients until the last one of a step
 	Verify                           int           // micro-batches that a worker runs for each that it repeats; 0: none
 	Trace                            bool          // keep a log of events

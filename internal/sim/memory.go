@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
@@ -226,6 +225,7 @@ func (w *worker) remember(d core.Duty) {
 				w.c.violated("worker %v replays step %d on state of step %d", w.session, d.Update.Step, in.step)
 			}
 			w.complete(in.gradient, d.Update.Step, "a replay")
+			w.c.use(w, d.Update.Step, d.Range.Layer, in.gradient.samples)
 			in.step++
 			w.step(core.Replayed{})
 		})
@@ -401,31 +401,6 @@ type user struct {
 	epoch int
 }
 
-// use holds that all updates of a layer in a step use the gradients of the same samples, but for a commit of which only workers have known
-// that are lost or have gone back since, and that each micro-batch is made of one sample in each place.
-func (c *Cluster) use(w *worker, step, layer int, samples batches) {
-	layers := c.used[step]
-	if layers == nil {
-		layers = make([]batches, len(c.cfg.Layers))
-		c.used[step] = layers
-	}
-	for _, s := range samples {
-		if strings.Contains(s, "and") {
-			c.violated("layer %d is updated in step %d with a micro-batch of the samples %q", layer, step, s)
-		}
-	}
-	at := [2]int{step, layer}
-	if was := layers[layer]; was != (batches{}) && was != samples {
-		goesOn := func(x user) bool { return x.status == nil && x.epoch == w.core.Epoch() }
-		if step <= c.most || slices.ContainsFunc(c.users[at], goesOn) {
-			c.violated("layer %d is updated in step %d with the samples %q, and with %q", layer, step, samples, was)
-		}
-		c.users[at] = nil
-	}
-	layers[layer] = samples
-	c.users[at] = append(c.users[at], user{w, w.core.Epoch()})
-}
-
 // update applies a committed update.
 func (w *worker) update(d core.Update) {
 	step := d.Update.Step
@@ -494,6 +469,8 @@ func (w *worker) apply(d core.Apply) {
 			made[n.Range] = &shard{Range: n.Range}
 		case core.Preset:
 			made[n.Range] = w.initial[n.Range]
+		case core.Derived:
+			made[n.Range] = w.derive(n.Range)
 		case core.Assembled:
 			made[n.Range] = w.assemble(n)
 		}
@@ -517,6 +494,17 @@ func (w *worker) apply(d core.Apply) {
 			w.setParams(r, sh.step)
 		}
 	}
+}
+
+// derive makes the state of a range out of its layer.
+func (w *worker) derive(r id.Range) *shard {
+	at, _ := w.core.Passed()
+	for u := r.Lo / unit; u < (r.Hi+unit-1)/unit; u++ {
+		if !w.serves(r.Layer) || w.params[r.Layer][u] != at.Step {
+			w.c.violated("worker %v derives %v of step %d from parameters of step %d", w.session, r, at.Step, w.params[r.Layer][u])
+		}
+	}
+	return &shard{Range: r, holds: true, step: at.Step}
 }
 
 // assemble makes the state of a range out of what is here of it.

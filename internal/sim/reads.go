@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
@@ -194,4 +195,29 @@ func (c *Cluster) skipped(sample uint64) (n int) {
 		}
 	}
 	return n
+}
+
+// use holds that all updates of a layer in a step use the gradients of the same samples, but for a commit of which only workers have known
+// that are lost or have gone back since, and that each micro-batch is made of one sample in each place.
+func (c *Cluster) use(w *worker, step, layer int, samples batches) {
+	layers := c.used[step]
+	if layers == nil {
+		layers = make([]batches, len(c.cfg.Layers))
+		c.used[step] = layers
+	}
+	for _, s := range samples {
+		if strings.Contains(s, "and") {
+			c.violated("layer %d is updated in step %d with a micro-batch of the samples %q", layer, step, s)
+		}
+	}
+	at := [2]int{step, layer}
+	if was := layers[layer]; was != (batches{}) && was != samples {
+		goesOn := func(x user) bool { return x.status == nil && x.epoch == w.core.Epoch() }
+		if step <= c.most || slices.ContainsFunc(c.users[at], goesOn) {
+			c.violated("layer %d is updated in step %d with the samples %q, and with %q", layer, step, samples, was)
+		}
+		c.users[at] = nil
+	}
+	layers[layer] = samples
+	c.users[at] = append(c.users[at], user{w, w.core.Epoch()})
 }

@@ -155,7 +155,7 @@ type (
 	}
 	// StopOperate cancels it.
 	StopOperate struct{}
-	// Prepare makes stages and shards as they are where the run begins.
+	// Prepare makes stages, with their parameters, and shards as they are where the run begins.
 	Prepare struct {
 		Stages [][2]int
 		Ranges []id.Range
@@ -254,6 +254,7 @@ type Origin uint8
 const (
 	Stateless Origin = iota // it has a gradient only
 	Preset                  // Prepare made it
+	Derived                 // as the run begins: its parameters are those of its layer, which is served here, and its moments are zeros
 	Assembled               // it is put together from what is here
 )
 

@@ -335,7 +335,7 @@ func (w *Worker) prepare(p *plan.Plan) bool {
 		}
 	}
 	for _, sh := range p.Shards {
-		if r := RangeOf(sh); sh.Holds(w.me) && !slices.Contains(w.madeRanges, r) {
+		if r := RangeOf(sh); sh.Holds(w.me) && !slices.Contains(w.madeRanges, r) && !w.derives(p, sh.Layer) {
 			d.Ranges = append(d.Ranges, r)
 		}
 	}
@@ -347,6 +347,11 @@ func (w *Worker) prepare(p *plan.Plan) bool {
 		w.emit(d)
 	}
 	return false
+}
+
+// derives reports whether shards of a layer are derived from it as the run begins.
+func (w *Worker) derives(p *plan.Plan, layer int) bool {
+	return w.c.Derive && slices.Contains(p.Stages[p.StageOf(layer)].Workers, w.me)
 }
 
 // apply goes over to the plan of the order, whose groups are edited.

@@ -263,6 +263,8 @@ func (w *Worker) hold(d *Apply) error {
 		if sh == nil || sh.holds != holds {
 			from := NewShard{Range: r}
 			switch {
+			case holds && w.passed == w.start && !slices.Contains(w.madeRanges, r) && w.derives(w.plan, r.Layer):
+				from.From = Derived
 			case holds && w.passed == w.start:
 				from.From = Preset
 			case holds:

@@ -30,6 +30,8 @@ type Config struct {
 	First     control.Order
 	Moments   int // arrays of the optimizer's state
 	NormScale int // see [zero.NormScale]
+	// Derive says that the run begins with moments that are zeros: then shards of the layers that are served here need no Prepare.
+	Derive bool
 }
 
 // Layer is what the core knows of a layer.

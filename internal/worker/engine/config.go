@@ -58,6 +58,8 @@ type Config struct {
 	Layers []Layer // of the whole model
 	// Begin fills in the state of a range at the point First.Passed. moments are zero before; nil where they are not wanted.
 	Begin func(r id.Range, params []float32, moments [][]float32) error
+	// Zeros says that Begin leaves moments as they are.
+	Zeros bool
 
 	Input, Target tensor.Spec
 	Metrics       int // numbers that steps and evaluations add up beside the loss

@@ -78,6 +78,22 @@ func (g *guard) fit(r id.Range, arrays []float32) bool {
 	return true
 }
 
+// written reports whether the parameters of a range are as they were written, as far as that is known.
+func (g *guard) written(r id.Range, params []float32) bool {
+	if g == nil {
+		return true
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	first, end := g.blocksOf(r)
+	for i, b := range g.blocks[r.Layer][first:end] {
+		if !g.sums[r.Layer][0][first+i].Fits(params[b.Lo-r.Lo : b.Hi-r.Lo]) {
+			return false
+		}
+	}
+	return true
+}
+
 // take takes the digests of arrays that were written just now: of the parameters of a range and, if they are given, its moments.
 func (g *guard) take(r id.Range, params []float32, moments ...[]float32) {
 	if g == nil {

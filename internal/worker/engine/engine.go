@@ -88,6 +88,7 @@ func New(c Config) (*Engine, error) {
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
 	job := core.Config{
 		Job: c.Job, Self: c.Self, Micros: micros, Metrics: c.Metrics, First: c.First, NormScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
+		Derive: c.Zeros,
 	}
 	if c.Rule != nil {
 		job.Moments = c.Rule.Moments()

@@ -253,6 +253,11 @@ func (e *Engine) hold(d core.Apply) error {
 		switch n.From {
 		case core.Preset:
 			sh = e.initial.shards[n.Range]
+		case core.Derived:
+			var err error
+			if sh, err = e.derive(n.Range); err != nil {
+				return err
+			}
 		case core.Assembled:
 			var err error
 			if sh, err = e.assemble(n.Range, n.Transfers); err != nil {
@@ -284,6 +289,20 @@ func (e *Engine) hold(d core.Apply) error {
 		}
 	}
 	return nil
+}
+
+// derive makes the state of a range out of the first values of its layer. Where these were altered meanwhile, they are made again.
+func (e *Engine) derive(r id.Range) (*shard, error) {
+	state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
+	if err != nil {
+		return nil, err
+	}
+	sh := &shard{Range: r, state: state, params: e.c.Layers[r.Layer].Params[r.Lo:r.Hi]}
+	if !e.guard.written(r, sh.params) {
+		sh.params = pages.Make(r.Hi - r.Lo)
+		err = e.c.Begin(r, sh.params, nil)
+	}
+	return sh, err
 }
 
 // assemble makes the state of a range out of what is here of it.

@@ -141,6 +141,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Memory:  j.Memory,
 		Layers:  j.Params.Layers,
 		Begin:   begin,
+		Zeros:   order.From == "" && j.InitOptimizer == "",
 		Input:   j.Input,
 		Target:  j.Target,
 		Metrics: len(j.Metrics),
