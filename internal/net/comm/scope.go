@@ -3,8 +3,10 @@ package comm
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // Scope is what a group uses of an endpoint beyond its messages: their keys ([GroupKey]) live as long as a version of the group, and
@@ -47,6 +49,15 @@ func (s *Scope) Closed() bool { return s.e.closed }
 func (s *Scope) Admitted(peer id.Session) error {
 	_, err := s.e.member(peer)
 	return err
+}
+
+// Near reports whether all these sessions are on our host. They all come to the same answer.
+func (s *Scope) Near(members []id.Session) bool {
+	t, ok := s.e.cfg.Transport.(transport.Neighbourhood)
+	return ok && !slices.ContainsFunc(members, func(m id.Session) bool {
+		p := s.e.peers[m.Worker]
+		return m != s.e.cfg.Self && (p == nil || p.Session != m || !t.Near(p.Addr))
+	})
 }
 
 // Begin ends all sends and receives of versions before v, and drops what comes for them from now on.

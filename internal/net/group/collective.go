@@ -37,10 +37,16 @@ func (o *operation) check(parts []int, length int) error {
 
 // algorithm returns the call's, or chooses.
 func (o *operation) algorithm(size int) Algorithm {
-	if o.call.Algorithm != Auto {
-		return o.call.Algorithm
+	switch a := o.call.Algorithm; {
+	case a == Pairwise && o.op != OpAllReduce:
+		return Direct
+	case a != Auto:
+		return a
 	}
 	cfg := o.g.scope.Config()
+	if o.op == OpAllReduce && o.ed.near {
+		return ChooseNear(o.n(), int64(size), cfg.Segment)
+	}
 	return Choose(o.op, o.n(), int64(size), cfg.Segment, cfg.Incast)
 }
 
@@ -329,64 +335,77 @@ func (g *Group) AllReduce(ctx context.Context, call Call, buf []float32) error {
 	if err != nil || o.n() == 1 {
 		return err
 	}
-	if o.algorithm(4*len(buf)) == Ring {
-		parts := Parts(len(buf), o.n())
-		if err := o.ringReduceScatter(buf, parts); err != nil {
-			return o.finish(err)
-		}
-		// The gather writes where the scatter sent from.
-		if err := o.sent(); err != nil {
-			return o.finish(err)
-		}
-		for i := range parts {
-			parts[i] *= 4
-		}
-		return o.finish(o.allGather(comm.Bytes(buf), parts, Ring, o.n()-1))
+	switch o.algorithm(4 * len(buf)) {
+	case Ring:
+		return o.finish(o.ringAllReduce(buf))
+	case Pairwise:
+		return o.finish(o.pairwiseAllReduce(buf))
 	}
 	return o.finish(o.directAllReduce(buf))
 }
 
-// directAllReduce works on segments, one after the other. What is expected of the next ones arrives meanwhile.
+func (o *operation) ringAllReduce(buf []float32) error {
+	parts := Parts(len(buf), o.n())
+	if err := o.ringReduceScatter(buf, parts); err != nil {
+		return err
+	}
+	// The gather writes where the scatter sent from.
+	if err := o.sent(); err != nil {
+		return err
+	}
+	return o.gatherParts(buf, parts, Ring, o.n()-1)
+}
+
+func (o *operation) pairwiseAllReduce(buf []float32) error {
+	parts := Parts(len(buf), o.n())
+	if err := o.directReduceScatter(buf, parts); err != nil {
+		return err
+	}
+	// The gather writes where the scatter sent from, but a member sends its sum only when it has received all that is in it.
+	return o.gatherParts(buf, parts, Direct, 1)
+}
+
+// gatherParts is the second half of an all-reduce, with its rounds numbered from first.
+func (o *operation) gatherParts(buf []float32, parts []int, a Algorithm, first int) error {
+	for i := range parts {
+		parts[i] *= 4
+	}
+	return o.allGather(comm.Bytes(buf), parts, a, first)
+}
+
+// directAllReduce sends all segments, and adds one after the other; those of the next ones arrive meanwhile.
 func (o *operation) directAllReduce(buf []float32) error {
 	segs := split(len(buf), o.g.scope.Config().Segment/4)
-	// By segment, modulo its length, and rank: where its numbers are.
-	type numbers struct {
-		data []float32
-		r    *comm.Receiving // nil for our own
+	// Sent from a copy, because the sum begins with rank 0's numbers before all of ours are sent.
+	own := make([][]float32, len(segs))
+	for i, s := range segs {
+		own[i] = o.lend(0, i, buf[s.lo:s.hi])
 	}
+	// By segment, modulo its length, and rank.
 	window := make([][]numbers, min(ahead, len(segs)))
-	begin := func(i int) {
-		seg := buf[segs[i].lo:segs[i].hi]
-		of := window[i%len(window)]
-		if of == nil {
-			of = make([]numbers, o.n())
-			window[i%len(window)] = of
-		}
+	for i := range window {
+		window[i] = make([]numbers, o.n())
+	}
+	expect := func(i int) {
 		for d := 1; d < o.n(); d++ {
-			x := &of[o.peer(-d)]
+			from := o.peer(-d)
+			x, size := &window[i%len(window)][from], segs[i].hi-segs[i].lo
 			if x.data == nil {
-				x.data = o.scratch(len(seg))
+				x.data = o.scratch(size)
 			}
-			x.data = x.data[:len(seg)]
-			x.r = o.expect(o.peer(-d), 0, i, comm.Bytes(x.data))
-		}
-		// Sent from a copy, because the sum begins with rank 0's numbers before all of ours are sent.
-		own := o.scratch(len(seg))
-		copy(own, seg)
-		of[o.rank()].data = own
-		for d := 1; d < o.n(); d++ {
-			o.send(o.peer(d), 0, i, comm.Bytes(own))
+			x.data = x.data[:size]
+			x.r = o.expect(from, 0, i, comm.Bytes(x.data))
 		}
 	}
 	for i := range window {
-		begin(i)
+		expect(i)
 	}
 	for i, s := range segs {
 		for rank, x := range window[i%len(window)] {
-			if x.r != nil {
-				if err := o.received(x.r); err != nil {
-					return err
-				}
+			if rank == o.rank() {
+				x.data = own[i]
+			} else if err := o.received(x.r); err != nil {
+				return err
 			}
 			if sum := buf[s.lo:s.hi]; rank == 0 {
 				copy(sum, x.data)
@@ -395,8 +414,14 @@ func (o *operation) directAllReduce(buf []float32) error {
 			}
 		}
 		if next := i + len(window); next < len(segs) {
-			begin(next)
+			expect(next)
 		}
 	}
 	return nil
+}
+
+// numbers are on their way from another rank.
+type numbers struct {
+	data []float32
+	r    *comm.Receiving
 }

@@ -29,16 +29,21 @@
 //	                ring    n-1      n(n-1)         (n-1)S     (n-1)S/n
 //	reduce-scatter  direct  1        n(n-1)k(S/n)   (n-1)S     (n-1)S/n
 //	                ring    n-1      n(n-1)k(S/n)   (n-1)S     (n-1)S/n
-//	all-reduce      direct  1        n(n-1)         n(n-1)S    (n-1)S
+//	all-reduce      direct  1        n(n-1)k(S)     n(n-1)S    (n-1)S
 //	                ring    2(n-1)   n(n-1)(k(S/n)+1)  2(n-1)S  2(n-1)S/n
+//	                pairwise  2      n(n-1)(k(S/n)+1)  2(n-1)S  2(n-1)S/n
 //
 //	time = steps·30 µs + messages/n·5 µs + busiest·0.5 ns·(1.25 if more than
 //	       comm.Config.Incast send to one) + additions·0.2 ns
+//
+// and of an all-reduce within one host, whose processes share its processors,
+//
+//	time = steps·30 µs + messages·16 µs + bytes·0.19 ns
 //
 // A message above comm.Config.Eager takes one more round trip, for its credit. The
 // tree reduction sends [TreePlan].Moves for every shard, each of the shard's
 // size and in segments: n-1 moves where every member holds one node, which are
 // the bytes of a reduce-scatter.
 //
-// There are no halving-doubling or tree algorithms, and the rates are not measured.
+// There are no halving-doubling or tree algorithms, and the rates of networks are not measured.
 package group

@@ -37,6 +37,7 @@ type edition struct {
 	abort   *comm.Receiving
 	notice  []byte // that arrives through abort
 	trees   treePlans
+	near    bool // all members are on our host
 
 	ended chan struct{}
 	// Set before ended is closed.
@@ -131,6 +132,7 @@ func (g *Group) edit(v id.Version, members []id.Session) (*edition, error) {
 	g.end(comm.ErrVersion)
 	g.scope.Begin(v)
 	ed := &edition{g: g, version: v, members: slices.Clone(members), rank: rank, ended: make(chan struct{}), notice: make([]byte, noticeSize)}
+	ed.near = g.scope.Near(members)
 	g.now = ed
 	var err error
 	ed.abort, err = g.scope.Expect(comm.AbortKey(g.number, v), ed.notice, ed.noticed)

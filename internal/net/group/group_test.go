@@ -476,11 +476,20 @@ func TestChoice(t *testing.T) {
 		size int64
 		want group.Algorithm
 	}{
-		{group.OpAllReduce, 4, 64, group.Direct}, {group.OpAllReduce, 4, 64 << 20, group.Ring}, {group.OpBarrier, 8, 0, group.Direct},
+		{group.OpAllReduce, 4, 64, group.Direct}, {group.OpAllReduce, 4, 64 << 20, group.Pairwise}, {group.OpAllReduce, 8, 64 << 20, group.Ring}, {group.OpBarrier, 8, 0, group.Direct},
 		{group.OpBroadcast, 2, 1 << 20, group.Direct}, {group.OpBroadcast, 8, 64 << 20, group.Ring}, {group.OpReduceScatter, 16, 64 << 20, group.Ring}, {group.OpReduceScatter, 3, 1 << 20, group.Direct},
 	} {
 		if got := group.Choose(c.op, c.n, c.size, 256<<10, 4); got != c.want {
 			t.Errorf("%v of %d bytes in %d members: %v, want %v", c.op, c.size, c.n, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		n    int
+		size int64
+		want group.Algorithm
+	}{{2, 64 << 10, group.Direct}, {2, 16 << 20, group.Pairwise}, {8, 1 << 10, group.Direct}, {8, 64 << 10, group.Direct}, {8, 1 << 20, group.Pairwise}} {
+		if got := group.ChooseNear(c.n, c.size, 256<<10); got != c.want {
+			t.Errorf("%d bytes in %d members of a host: %v, want %v", c.size, c.n, got, c.want)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
@@ -78,6 +79,13 @@ type operation struct {
 	sends []*comm.Sending
 	recvs []*comm.Receiving
 	taken []*[]float32 // scratch memory
+	lent  []lent       // scratch memory that the operation need not have back
+}
+
+// lent is scratch memory that goes back when all messages from it have ended, perhaps after the operation.
+type lent struct {
+	memory *[]float32
+	sends  []*comm.Sending
 }
 
 // begin checks the call against the group.
@@ -187,13 +195,48 @@ func (o *operation) sent() error {
 
 // scratch returns memory for a segment until the operation ends.
 func (o *operation) scratch(n int) []float32 {
-	x, _ := o.g.scratch.Get().(*[]float32)
-	if x == nil {
-		fresh := make([]float32, o.g.scope.Config().Segment/4)
-		x = &fresh
-	}
+	x := o.g.segment()
 	o.taken = append(o.taken, x)
 	return (*x)[:n]
+}
+
+// segment returns scratch memory of the group.
+func (g *Group) segment() *[]float32 {
+	x, _ := g.scratch.Get().(*[]float32)
+	if x == nil {
+		fresh := make([]float32, g.scope.Config().Segment/4)
+		x = &fresh
+	}
+	return x
+}
+
+// lend copies numbers into scratch memory and sends them from there to all others, as a part of a round. The operation does not wait until they are sent.
+func (o *operation) lend(round, part int, x []float32) (copied []float32) {
+	m := o.g.segment()
+	copied = (*m)[:len(x)]
+	copy(copied, x)
+	l := lent{m, make([]*comm.Sending, 0, o.n()-1)}
+	for d := 1; d < o.n(); d++ {
+		l.sends = append(l.sends, o.g.e.Post(o.ed.members[o.peer(d)], o.key(o.rank(), tree.Node{Lo: round, Hi: part}), comm.Bytes(copied), o.call.Priority))
+	}
+	o.lent = append(o.lent, l)
+	return copied
+}
+
+// giveBackLent has scratch memory go back when it is sent.
+func (o *operation) giveBackLent() {
+	for _, l := range o.lent {
+		left := new(atomic.Int32)
+		left.Store(int32(len(l.sends)))
+		for _, s := range l.sends {
+			s.OnDone(func() {
+				if left.Add(-1) == 0 {
+					o.g.scratch.Put(l.memory)
+				}
+			})
+		}
+	}
+	o.lent = nil
 }
 
 // giveBack returns scratch memory, which nothing of the operation uses now.
@@ -210,6 +253,7 @@ func (o *operation) finish(err error) error {
 	if err == nil {
 		err = o.sent()
 	}
+	o.giveBackLent()
 	if err == nil {
 		o.giveBack()
 		return nil

@@ -53,6 +53,12 @@ func parts(addr string) (path, far string) {
 	return "", addr
 }
 
+// Near implements [Neighbourhood].
+func (h Host) Near(addr string) bool {
+	path, _ := parts(addr)
+	return path != "" && filepath.Dir(path) == h.Folder
+}
+
 // Dial connects to a worker of this host through the folder, and to one of another host over Far.
 func (h Host) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return h.dial(ctx, addr, func(far string) (net.Conn, error) { return h.Far.Dial(ctx, far) })
@@ -66,7 +72,7 @@ func (h Host) DialSmall(ctx context.Context, addr string) (net.Conn, error) {
 func (h Host) dial(ctx context.Context, addr string, dialFar func(far string) (net.Conn, error)) (net.Conn, error) {
 	path, far := parts(addr)
 	switch {
-	case path != "" && filepath.Dir(path) == h.Folder:
+	case h.Near(addr):
 		return h.dialUnix(ctx, path)
 	case far != "" && h.Far != nil:
 		return dialFar(far)

@@ -37,6 +37,12 @@ func DialSmall(ctx context.Context, t Transport, addr string) (net.Conn, error) 
 	return t.Dial(ctx, addr)
 }
 
+// Neighbourhood is a Transport that knows hosts.
+type Neighbourhood interface {
+	// Near reports whether an address is that of a worker of our host. Its worker says the same of ours.
+	Near(addr string) bool
+}
+
 // Listener accepts connections.
 type Listener interface {
 	// Accept waits for a connection; Close ends the wait.
