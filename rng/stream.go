@@ -137,15 +137,16 @@ func (s *Stream) Normal() float64 {
 // Normals sets x to what as many calls of [Stream.Normal] return, several times faster.
 func (s *Stream) Normals(x []float64) {
 	var radius, turn [lane]float64
-	for len(x) >= lane && s.left == 0 && s.ctr[0] < math.MaxUint32-lane {
+	for len(x) >= lane && s.left == 0 && !s.done && s.ctr[0] < math.MaxUint32-lane {
 		ctr, key := s.ctr, s.key
+		var w [4]uint32
 		for i := range lane {
-			w := Philox(ctr, key)
+			w = Philox(ctr, key)
 			ctr[0]++
 			radius[i] = 1 - unit(w[0], w[1])
 			turn[i] = unit(w[2], w[3])
 		}
-		s.ctr = ctr
+		s.ctr, s.buf = ctr, w
 		normals(&radius, &turn)
 		copy(x, radius[:])
 		x = x[lane:]

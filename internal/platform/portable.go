@@ -23,6 +23,7 @@ func Missing() []Gap {
 		{"figure of the available memory", "jobs that do not fit into memory are not refused, and plans ignore its size"},
 		{"number of runnable threads", "missed heartbeats count after the usual timeout when a machine becomes crowded: a starved worker may be evicted"},
 		{"news of stopped processes", "a worker that a signal has stopped is found by missed heartbeats"},
+		{"reads of another process's memory", "large messages between workers of one host pass through their sockets"},
 		{"socket filters", "--chaos cut is refused"},
 	}
 }

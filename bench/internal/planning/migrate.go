@@ -108,7 +108,7 @@ type moved struct {
 	during  []float64 // steps from the copy on, the first under the new plan included
 	longest float64   // of these
 	usual   float64   // the longest of as many undisturbed steps: what chance alone makes of it
-	copied  float64   // from the commit at which state begins to be copied until all of it has come
+	copied  float64   // from when state begins to be copied until all of it has come
 	edit    float64   // from the commit that makes the plan live until it is applied everywhere
 	took    float64   // from when state begins to be copied until the plan is live everywhere
 }
@@ -333,7 +333,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		getters[t.To] = true
 	}
 
-	base, copies := *step, *step+1+c.m.quiet // at whose commit state is copied
+	base, copies := *step, *step+1+c.m.quiet // before which state begins to be copied
 	quiet, held := make(chan struct{}), make(chan struct{})
 	var left atomic.Int32 // workers that are still in the steps before
 	left.Store(int32(len(c.engines)))
@@ -346,10 +346,10 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 	go func() {
 		trained <- training.Each(len(c.engines), func(i int) error {
 			for s := base + 1; s <= base+c.m.steps; s++ {
-				if s == copies && left.Add(-1) == 0 {
-					close(quiet)
-				}
-				if s == copies+1 {
+				if s == copies {
+					if left.Add(-1) == 0 {
+						close(quiet)
+					}
 					<-held
 				}
 				r, err := c.engines[i].Step(ctx, s)
@@ -364,7 +364,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 			return nil
 		})
 	}()
-	var levelAt, liveAt time.Time
+	var began, levelAt, liveAt time.Time
 	var edit time.Duration
 	err = func() error {
 		defer release()
@@ -374,6 +374,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 			return errors.Join(err, errors.New("training ended before it was to"))
 		}
 		c.fills++
+		began = time.Now()
 		for _, e := range c.engines {
 			e.Fill(control.Fill{ID: id.Fill{Term: 1, N: c.fills}, Peers: c.peers, Transfers: state})
 		}
@@ -406,12 +407,10 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 
 	// A step has ended when it has on all workers.
 	at := slices.Clone(ended[0])
-	began := ended[0][copies-base-1]
 	for _, w := range ended[1:] {
 		for i := range at {
 			at[i] = slices.MaxFunc([]time.Time{at[i], w[i]}, time.Time.Compare)
 		}
-		began = slices.MinFunc([]time.Time{began, w[copies-base-1]}, time.Time.Compare)
 	}
 	took := func(s int) float64 { return ms(at[s-base-1].Sub(at[s-base-2])) }
 	x := moved{what: fmt.Sprintf("layers [%d,%d) to [%d,%d)", from.Stages[0].Lo, from.Stages[0].Hi, next.Stages[0].Lo, next.Stages[0].Hi)}

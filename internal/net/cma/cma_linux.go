@@ -54,14 +54,18 @@ func At(c *net.UnixConn) (*Process, error) {
 const piece = 1 << 20
 
 // Read fills dst from an address of the process, and makes sure that a word of it has a value after that. It returns [ErrChanged] where
-// the word has another one, and then dst may hold anything.
-func (p *Process) Read(dst []byte, addr, wordAddr, value uint64) error {
+// the word has another one, and [ErrStopped] if stop, which is asked from time to time where it is not nil, said so; then dst may hold anything. A
+// process that has ended is [os.ErrProcessDone].
+func (p *Process) Read(dst []byte, addr, wordAddr, value uint64, stop func() bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return net.ErrClosed
 	}
 	for len(dst) > piece {
+		if stop != nil && stop() {
+			return ErrStopped
+		}
 		if err := p.read(dst[:piece], addr, 0); err != nil {
 			return err
 		}
@@ -75,14 +79,18 @@ func (p *Process) Read(dst []byte, addr, wordAddr, value uint64) error {
 		return ErrChanged
 	}
 	// Up to now the number was that of the process.
-	p.ended[0].Revents = 0
-	switch n, err := unix.Poll(p.ended[:], 0); {
-	case err != nil:
-		return fmt.Errorf("cma: process %d: %w", p.pid, err)
-	case n > 0:
-		return fmt.Errorf("cma: process %d: %w", p.pid, os.ErrProcessDone)
+	for {
+		p.ended[0].Revents = 0
+		switch n, err := unix.Poll(p.ended[:], 0); {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("cma: process %d: %w", p.pid, err)
+		case n > 0:
+			return fmt.Errorf("cma: process %d: %w", p.pid, os.ErrProcessDone)
+		default:
+			return nil
+		}
 	}
-	return nil
 }
 
 // read makes one call: for bytes, if there are any, and the word, if it has an address.
@@ -103,8 +111,11 @@ func (p *Process) read(dst []byte, addr, wordAddr uint64) error {
 	}
 	got, err := unix.ProcessVMReadv(p.pid, p.local[:n], p.remote[:n], 0)
 	p.local = [2]unix.Iovec{}
-	if err == nil && got != want {
+	switch {
+	case err == nil && got != want:
 		err = unix.EFAULT // of a later page
+	case errors.Is(err, unix.ESRCH):
+		err = os.ErrProcessDone
 	}
 	if err != nil {
 		return fmt.Errorf("cma: read memory of process %d: %w", p.pid, err)

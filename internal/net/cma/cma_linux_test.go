@@ -59,23 +59,26 @@ func TestRead(t *testing.T) {
 	for _, p := range []*Process{at(t, caller), at(t, answerer)} {
 		for _, n := range []int{0, 1, 4096, piece, piece + 1, len(src)} {
 			dst := make([]byte, n)
-			if err := p.Read(dst, address(&src[0]), address(&word), 77); err != nil || !bytes.Equal(dst, src[:n]) {
+			if err := p.Read(dst, address(&src[0]), address(&word), 77, nil); err != nil || !bytes.Equal(dst, src[:n]) {
 				t.Errorf("%d bytes: %v, equal %v", n, err, bytes.Equal(dst, src[:n]))
 			}
 		}
-		if err := p.Read(make([]byte, 10), address(&src[0]), address(&word), 78); !errors.Is(err, ErrChanged) {
+		if err := p.Read(make([]byte, 10), address(&src[0]), address(&word), 78, nil); !errors.Is(err, ErrChanged) {
 			t.Errorf("another word: %v", err)
 		}
-		if err := p.Read(make([]byte, 10), 8, address(&word), 77); !errors.Is(err, unix.EFAULT) {
+		if err := p.Read(make([]byte, 10), 8, address(&word), 77, nil); !errors.Is(err, unix.EFAULT) {
 			t.Errorf("an address without memory: %v", err)
 		}
-		if err := p.Read(nil, 0, 8, 77); !errors.Is(err, unix.EFAULT) {
+		if err := p.Read(make([]byte, len(src)), address(&src[0]), address(&word), 77, func() bool { return true }); !errors.Is(err, ErrStopped) {
+			t.Errorf("stopped: %v", err)
+		}
+		if err := p.Read(nil, 0, 8, 77, nil); !errors.Is(err, unix.EFAULT) {
 			t.Errorf("a word without memory: %v", err)
 		}
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
-		if err := p.Read(nil, 0, address(&word), 77); !errors.Is(err, net.ErrClosed) {
+		if err := p.Read(nil, 0, address(&word), 77, nil); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
 		if err := p.Close(); !errors.Is(err, net.ErrClosed) {
@@ -135,18 +138,18 @@ func TestReadEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := at(t, c)
-	if err := p.Read(nil, 0, word, 4711); err != nil {
+	if err := p.Read(nil, 0, word, 4711, nil); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	if err := p.Read(nil, 0, word, 4711); !errors.Is(err, unix.ESRCH) {
+	if err := p.Read(nil, 0, word, 4711, nil); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("after its end: %v", err)
 	}
 	// The number now belongs to another process, as far as the reader knows.
 	word = 4711
 	p.pid = os.Getpid()
-	if err := p.Read(nil, 0, address(&word), 4711); !errors.Is(err, os.ErrProcessDone) {
+	if err := p.Read(nil, 0, address(&word), 4711, nil); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("another process of the same number: %v", err)
 	}
 }

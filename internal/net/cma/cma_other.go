@@ -14,7 +14,9 @@ type Process struct{}
 func At(*net.UnixConn) (*Process, error) { return nil, nil }
 
 // Read fails.
-func (*Process) Read(dst []byte, addr, wordAddr, value uint64) error { return errors.ErrUnsupported }
+func (*Process) Read(dst []byte, addr, wordAddr, value uint64, stop func() bool) error {
+	return errors.ErrUnsupported
+}
 
 // Close does nothing.
 func (*Process) Close() error { return nil }

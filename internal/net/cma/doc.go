@@ -7,5 +7,9 @@ package cma
 
 import "errors"
 
-// ErrChanged is the error of a read whose bytes may have been overwritten meanwhile.
-var ErrChanged = errors.New("cma: the memory was used for something else")
+var (
+	// ErrChanged is the error of a read whose bytes may have been overwritten meanwhile.
+	ErrChanged = errors.New("cma: the memory was used for something else")
+	// ErrStopped is the error of a read that was stopped.
+	ErrStopped = errors.New("cma: stopped")
+)

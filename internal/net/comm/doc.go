@@ -29,8 +29,8 @@
 //   - A message is sent from the caller's memory, and received into it if a
 //     receive is posted when its data arrive; no copy is made in between.
 //   - Between processes of one host (Linux), a message above Config.Eager is copied once, by its
-//     receiver, out of the sender's memory (package cma). What its sender has given up is not
-//     received so, whatever its memory holds since. Where the system does not let one process read
+//     receiver, out of the sender's memory (package cma). A cancelled message is not
+//     received so, whatever that memory holds since. Where the system does not let one process read
 //     another, Config.OnLink is told, and the data pass through the link.
 //   - The reader of a link never waits for a receive. A message above
 //     Config.Eager is sent only against credit, which it gets when its receive
@@ -142,7 +142,8 @@
 // Processes of one host have rings in shared memory only on request, on Linux. One endpoint lock serves tens of
 // links, not thousands. Under TLS every frame is a record of its own, and keys
 // are not renewed in the life of a link, as should be done with AES-GCM every
-// 300 GB.
+// 300 GB. Up to 1 MiB of a peer's memory is read at a time, which nothing interrupts:
+// where its pages come from a file system that hangs, the end of the link waits.
 //
 // # Testing
 //

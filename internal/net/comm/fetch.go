@@ -1,7 +1,10 @@
 package comm
 
 import (
+	"errors"
+	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -11,9 +14,9 @@ import (
 // Where both ends of a link are processes of one host, a large message does not pass through it. Its sender announces where the data are, the
 // receiver reads them from there into its receive, and says so.
 //
-// A receiver cannot know whether the data still are the message's when it has read them: their sender may have given the message up, or
-// the link, and have used the memory for something else. So each end has a fence, a number that it changes before it lets go of the data of an
-// offer that has no answer. The receiver reads the fence after the data, and asks for the data through the link where it has changed.
+// A receiver cannot know whether the data still are the message's when it has read them: the sender may have cancelled the message, or lost
+// the link, and may have used the memory for something else. So each end has a fence, a number that it changes before it lets go of the data of an
+// offer without an answer. The receiver reads the fence after the data, and asks for the data through the link where the fence has changed.
 
 // reach is what a link has where its peer's memory may be read.
 type reach struct {
@@ -22,7 +25,8 @@ type reach struct {
 	over chan struct{} // closed when the link ends
 	done chan struct{} // closed last by fetch
 
-	probed bool // the peer has told where its fence is; of the reader
+	probed bool        // the peer has told where its fence is; of the reader
+	told   atomic.Bool // that the peer's memory cannot be read
 
 	// Under e.mu.
 	readable bool        // the peer can read our memory
@@ -32,7 +36,7 @@ type reach struct {
 
 // start begins to read from a peer, and lets it try whether it can read from us.
 func (l *link) start(peer *cma.Process) {
-	l.reach = reach{peer: peer, wake: make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{})}
+	l.peer, l.wake, l.over, l.done = peer, make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
 	if peer == nil {
 		close(l.done)
 		return
@@ -66,8 +70,8 @@ func (l *link) probe(f Frame) error {
 	if l.peer == nil {
 		return nil
 	}
-	if err := l.peer.Read(nil, 0, f.Addr, f.Fence); err != nil {
-		l.p.tell(LinkEvent{Peer: l.p.Session, Up: true, Link: l.number, Copies: err})
+	if err := l.peer.Read(nil, 0, f.Addr, f.Fence, nil); err != nil {
+		l.unread(err)
 		return nil
 	}
 	e.lock()
@@ -75,6 +79,14 @@ func (l *link) probe(f Frame) error {
 	l.fence = f.Addr
 	l.control(Frame{Type: FrameReach})
 	return nil
+}
+
+// unread tells that a read has failed, unless that says nothing of the next one.
+func (l *link) unread(err error) {
+	if errors.Is(err, cma.ErrChanged) || errors.Is(err, cma.ErrStopped) || errors.Is(err, os.ErrProcessDone) || l.told.Swap(true) {
+		return
+	}
+	l.p.tell(LinkEvent{Peer: l.p.Session, Up: true, Link: l.number, Copies: err})
 }
 
 // grant has a message read whose turn it is.
@@ -89,7 +101,7 @@ func (l *link) grant(in *incoming) {
 // fetch reads what is granted, until the link ends.
 func (l *link) fetch() {
 	e := l.p.e
-	for {
+	for !Closed(l.over) {
 		e.lock()
 		in := l.next()
 		e.unlock()
@@ -102,8 +114,12 @@ func (l *link) fetch() {
 			}
 		}
 		began := time.Now()
-		err := l.peer.Read(in.recv.buf[:in.size], in.addr, l.fence, in.fence) // both stay: the message is busy
+		// What is read here stays as it is while the message is busy.
+		err := l.peer.Read(in.recv.buf[:in.size], in.addr, l.fence, in.fence, func() bool { return in.stop.Load() || Closed(l.over) })
 		took := time.Since(began)
+		if err != nil {
+			l.unread(err)
+		}
 		e.lock()
 		l.fetched(in, took, err)
 		e.unlock()
@@ -167,10 +183,7 @@ func (l *link) offer(s *Sending) {
 }
 
 // taken takes the peer's word that it has read a message.
-func (l *link) taken(s *Sending, took time.Duration) error {
-	if !s.offered {
-		return protocolError("message %d was read, which was never offered", s.id)
-	}
+func (l *link) taken(s *Sending, took time.Duration) {
 	s.offered = false
 	st := &l.p.stats
 	st.MessagesSent++
@@ -178,7 +191,6 @@ func (l *link) taken(s *Sending, took time.Duration) error {
 	st.WireSent += int64(len(s.data))
 	st.Busy += took
 	l.p.endSending(s, nil)
-	return nil
 }
 
 // takenBack changes the fence: the data of an offer are about to be the caller's again.

@@ -248,7 +248,9 @@ func (f *Frame) decode(p []byte) error {
 	case FrameReturn:
 		f.Pool = le.Uint32(p)
 	case FrameProbe:
-		f.Addr, f.Fence = le.Uint64(p), le.Uint64(p[8:])
+		if f.Addr, f.Fence = le.Uint64(p), le.Uint64(p[8:]); f.Addr == 0 {
+			return protocolError("a probe without a place")
+		}
 	case FrameTaken:
 		took := le.Uint64(p)
 		if took > uint64(maxTook) {

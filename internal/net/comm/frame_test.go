@@ -47,7 +47,7 @@ func anyFrame() *rapid.Generator[Frame] {
 			f.Priority = Priority(rapid.Uint16().Draw(t, "priority"))
 			f.Addr, f.Fence = rapid.Uint64Min(1).Draw(t, "addr"), rapid.Uint64().Draw(t, "fence")
 		case FrameProbe:
-			f.Addr, f.Fence = rapid.Uint64().Draw(t, "addr"), rapid.Uint64().Draw(t, "fence")
+			f.Addr, f.Fence = rapid.Uint64Min(1).Draw(t, "addr"), rapid.Uint64().Draw(t, "fence")
 		case FrameTaken:
 			f.Took = time.Duration(rapid.Int64Range(0, int64(maxTook)).Draw(t, "took"))
 		case FrameData:

@@ -41,8 +41,9 @@ func TestHostilePeer(t *testing.T) {
 		"a second hello":                   {{Type: FrameHello}},
 		"memory of another host":           {{Type: FrameOffer, ID: 1, Key: user(1, 1), Size: 100, Addr: 4096}},
 		"reach without a probe":            {{Type: FrameReach}},
-		"a second probe":                   {{Type: FrameProbe}, {Type: FrameProbe}},
+		"a second probe":                   {{Type: FrameProbe, Addr: 8}, {Type: FrameProbe, Addr: 8}},
 		"a read of nothing":                {{Type: FrameTaken, ID: 7}},
+		"a probe of no place":              {{Type: FrameProbe}},
 		"an unknown kind":                  {open(Frame{ID: 1, Key: Key{Kind: kindEnd}})},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -74,6 +75,26 @@ func TestHostilePeer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A message that its peer says to have read, and that was never offered, ends with the link.
+func TestHostileTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := transport.NewMem()
+		es := cluster(t, 1, Config{}, func(int) transport.Transport { return m })
+		peer := id.Session{Worker: 9, Incarnation: 1}
+		es[0].SetMembers([]Peer{{peer, "nowhere"}})
+		c := call(t, m, es[0], peer)
+		s := es[0].Post(peer, user(1, 1), make([]byte, 1<<20), Bulk)
+		f, err := NewFrameReader(c).Next()
+		if err != nil || f.Type != FrameOpen {
+			t.Fatalf("%v, %v", f, err)
+		}
+		c.Write(Frame{Type: FrameTaken, ID: f.ID}.Append(nil))
+		if err := s.Wait(t.Context()); !errors.Is(err, ErrLink) {
+			t.Errorf("the message ended with %v", err)
+		}
+	})
 }
 
 // call shakes hands with an endpoint as a session.

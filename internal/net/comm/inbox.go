@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/soliton-train/soliton/internal/id"
 )
@@ -33,13 +34,14 @@ type incoming struct {
 	turn   // order is that of arrival, over all peers; index is the place in link.ready
 	state  inState
 	got    int
-	recv   *Receiving // the receive that it fills
-	pool   []byte     // or the place where it waits
-	credit bool       // it holds credit
-	busy   bool       // recv.buf is being written
-	addr   uint64     // of the data, where they are to be read from the peer's memory
-	fence  uint64     // its value while they are there
-	gone   bool       // the sender gave it up while it was being read from there
+	recv   *Receiving  // the receive that it fills
+	pool   []byte      // or the place where it waits
+	credit bool        // it holds credit
+	busy   bool        // recv.buf is being written
+	addr   uint64      // of the data, where they are to be read from the peer's memory
+	fence  uint64      // its value while they are there
+	gone   bool        // the sender cancelled it while it was being read from there
+	stop   atomic.Bool // the read is to end
 }
 
 type inState uint8
@@ -339,7 +341,7 @@ func (b *inbox) withdraw(r *Receiving, err error) {
 	if in := r.filling; in != nil {
 		if in.busy {
 			r.cancel = err
-			if in.addr == 0 {
+			if in.stop.Store(true); in.addr == 0 {
 				in.link.kickReader()
 			}
 			return
@@ -381,6 +383,7 @@ func (b *inbox) cancelled(in *incoming) {
 	delete(in.link.in, in.id)
 	if in.busy { // by fetch, since we are the reader
 		in.gone = true
+		in.stop.Store(true)
 		return
 	}
 	b.lost(in)

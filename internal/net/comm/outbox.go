@@ -67,19 +67,22 @@ func (p *peer) dispatch() {
 
 // answered takes the peer's answer to an announced message: credit, that it has read it, or that it
 // is not wanted. A message unknown here was cancelled meanwhile.
-func (l *link) answered(f Frame) (err error) {
+func (l *link) answered(f Frame) error {
 	if f.ID > l.nextID {
 		return protocolError("an answer to message %d, which was never announced", f.ID)
 	}
 	s := l.out[f.ID]
-	if s == nil {
+	switch {
+	case s == nil:
 		return nil
+	case f.Type == FrameTaken && !s.offered:
+		return protocolError("message %d was read, which was never offered", f.ID)
 	}
 	delete(l.out, f.ID)
 	l.offers--
 	switch f.Type {
 	case FrameTaken:
-		err = l.taken(s, f.Took)
+		l.taken(s, f.Took)
 	case FrameCredit:
 		s.state, s.offered = outReady, false
 		heap.Push(&l.bulk, s)
@@ -89,7 +92,7 @@ func (l *link) answered(f Frame) (err error) {
 		l.p.endSending(s, nil) // the receiver has it from elsewhere, or needs it no more
 	}
 	l.p.dispatch()
-	return err
+	return nil
 }
 
 // endSending ends a message. The writer must not be in its data.

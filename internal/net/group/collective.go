@@ -329,7 +329,9 @@ func (o *operation) reduce(n int, expect func(i int, scratch []float32) *comm.Re
 
 // AllReduce adds the members' buffers; all end with the same bits. The order
 // of the additions depends on the algorithm and the number of members; direct
-// adds in rank order.
+// adds in rank order. When it returns, our numbers may still be on their way to
+// others, from memory of the group: an Edit or Close before they have them ends
+// their call, so let a Barrier come first.
 func (g *Group) AllReduce(ctx context.Context, call Call, buf []float32) error {
 	o, err := g.begin(ctx, OpAllReduce, call)
 	if err != nil || o.n() == 1 {

@@ -225,13 +225,14 @@ func (o *operation) lend(round, part int, x []float32) (copied []float32) {
 
 // giveBackLent has scratch memory go back when it is sent.
 func (o *operation) giveBackLent() {
+	g := o.g // what is called later keeps nothing else of the operation
 	for _, l := range o.lent {
 		left := new(atomic.Int32)
 		left.Store(int32(len(l.sends)))
 		for _, s := range l.sends {
 			s.OnDone(func() {
 				if left.Add(-1) == 0 {
-					o.g.scratch.Put(l.memory)
+					g.scratch.Put(l.memory)
 				}
 			})
 		}
@@ -253,9 +254,9 @@ func (o *operation) finish(err error) error {
 	if err == nil {
 		err = o.sent()
 	}
-	o.giveBackLent()
 	if err == nil {
 		o.giveBack()
+		o.giveBackLent()
 		return nil
 	}
 	defer o.giveBack()
@@ -265,6 +266,12 @@ func (o *operation) finish(err error) error {
 	for _, s := range o.sends {
 		s.Cancel(err)
 	}
+	for _, l := range o.lent {
+		for _, s := range l.sends {
+			s.Cancel(err)
+		}
+	}
+	o.giveBackLent()
 	o.g.scope.Lock()
 	defer o.g.scope.Unlock()
 	rank, remote := o.ed.rank, false

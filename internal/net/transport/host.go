@@ -143,7 +143,7 @@ func (h Host) local(c *net.UnixConn) (net.Conn, error) {
 	}
 	switch {
 	case h.Memory:
-		return &local{socket: c}, nil
+		return &local{socket: c, unread: h.Sockets}, nil
 	case h.Sockets:
 		return unread{c}, nil
 	}

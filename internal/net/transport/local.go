@@ -23,7 +23,9 @@ func Neighbour(c net.Conn) (*cma.Process, error) {
 	case *net.UnixConn:
 		return cma.At(c)
 	case *local:
-		return cma.At(c.socket)
+		if !c.unread {
+			return cma.At(c.socket)
+		}
 	}
 	return nil, nil
 }
@@ -45,6 +47,7 @@ func Write(c net.Conn, buffers *net.Buffers) (int64, error) {
 // local is a unix socket, and shared memory once it is shared.
 type local struct {
 	socket *net.UnixConn
+	unread bool // the memory of the other process is not to be read
 	shared atomic.Pointer[shm.Conn]
 }
 

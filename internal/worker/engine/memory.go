@@ -348,7 +348,7 @@ func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
 
 // place writes parameters where a layer reads them. What lies there already is not touched, because it may be on its way to others.
 func place(to, params []float32) {
-	if !slices.Equal(to, params) {
+	if same := len(to) > 0 && &to[0] == &params[0]; !same && !slices.Equal(to, params) {
 		pages.Copy(to, params)
 	}
 }

@@ -120,7 +120,7 @@ func (e *Engine) cancelReceive(t core.Ticket, wait bool) {
 	delete(e.receiving, t)
 	x.r.Cancel(errClosed)
 	if wait {
-		<-x.r.Done() // the reader of a link leaves the memory at once
+		<-x.r.Done() // what writes to the memory leaves it soon
 	}
 }
 
