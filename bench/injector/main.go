@@ -25,12 +25,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -42,8 +42,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Fault is a line about a fault.
@@ -247,9 +249,11 @@ func dial(run string) (*control.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := net.Dial("unix", w.Agent)
+	ctx, cancel := context.WithTimeout(context.Background(), timing.Handshake)
+	defer cancel()
+	conn, err := socket.Dial(ctx, w.Agent)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the agent of %s: %w", run, err)
 	}
 	return control.New(conn), nil
 }
