@@ -96,8 +96,8 @@ func (c Cost) time(n, incast int) float64 {
 // Rates of processes of one host, which share its processors, in seconds: fitted to all-reduces of 64 KiB to 1 MiB between 2 and 8 of them on 2
 // processors. With more processors both become less.
 const (
-	nearMessage = 16e-6   // of a message, whosever
-	nearByte    = 0.19e-9 // of a byte of one
+	nearMessage = 16e-6   // of a message of any member
+	nearByte    = 0.19e-9 // of one of its bytes
 )
 
 // ChooseNear returns the cheapest algorithm of an all-reduce between processes of one host.
