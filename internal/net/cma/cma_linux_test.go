@@ -16,6 +16,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/testkit/require"
 )
 
 func address[T any](x *T) uint64 { return uint64(uintptr(unsafe.Pointer(x))) }
@@ -50,6 +52,7 @@ func at(t *testing.T, c *net.UnixConn) *Process {
 }
 
 func TestRead(t *testing.T) {
+	require.Reads(t)
 	caller, answerer := pair(t)
 	src := make([]byte, 2*piece+4321)
 	for i := range src {
@@ -109,6 +112,7 @@ func TestMain(m *testing.M) {
 
 // A process that has ended is not read, even if another one had its number by then.
 func TestReadEnded(t *testing.T) {
+	require.Reads(t)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)

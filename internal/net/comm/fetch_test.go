@@ -16,6 +16,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/transport"
+	"github.com/soliton-train/soliton/internal/testkit/require"
 )
 
 // large is above Config.Eager.
@@ -43,6 +44,7 @@ func until(t *testing.T, e *Endpoint, what string, holds func() bool) {
 
 // inReach returns two endpoints of a host that read each other's memory.
 func inReach(t *testing.T) (from, to *Endpoint) {
+	require.Reads(t)
 	es := cluster(t, 2, Config{}, inHost(t))
 	if _, err := es[0].Connect(t.Context(), es[1].Self()); err != nil {
 		t.Fatal(err)
@@ -176,6 +178,7 @@ func TestFetchRefused(t *testing.T) {
 
 // A peer whose fence cannot be read keeps its link, and the owner of the endpoint learns why it copies.
 func TestFetchUnreadable(t *testing.T) {
+	require.Reads(t)
 	events := make(chan LinkEvent, 10)
 	es := cluster(t, 1, Config{OnLink: func(ev LinkEvent) { events <- ev }}, inHost(t))
 	caller := id.Session{Worker: 9, Incarnation: 1}

@@ -1,5 +1,5 @@
 // Package require lets tests depend on things that not every machine has: PyTorch, a browser, Azurite, a server of Google Cloud Storage (gcs, in a module of its own), network namespaces, the time to build with what other systems get (portable), separate test machines, sshd (ssh), MPI, QEMU, Slurm,
-// the right to keep packets from other processes (cut) and to mount a small disk (tmpfs).
+// the right to keep packets from other processes (cut), to read their memory (cma) and to mount a small disk (tmpfs).
 //
 // Without the thing a test is skipped and says what is missing. Where it must not be, the environment variable SOLITON_REQUIRE
 // names the things, separated by commas, and the test fails instead:
@@ -24,7 +24,7 @@ var all = flag.Bool("all", false, "run sweeps over every worker and every moment
 func All() bool { return *all }
 
 // tools are the names that tests may ask for. The list is closed, so that a mistyped name is an error and no silent skip.
-var tools = []string{"azurite", "browser", "cut", "gcs", "machines", "mpi", "netns", "portable", "qemu", "slurm", "ssh", "tmpfs", "torch", "torchvision"}
+var tools = []string{"azurite", "browser", "cma", "cut", "gcs", "machines", "mpi", "netns", "portable", "qemu", "slurm", "ssh", "tmpfs", "torch", "torchvision"}
 
 // Tool returns when ok is true. Otherwise it skips the test with reason, which says what was looked for and not found, or fails
 // it when SOLITON_REQUIRE names tool.

@@ -35,8 +35,8 @@ func TestTool(t *testing.T) {
 		{"", "torch", false, "skip: needs torch: no python3"},
 		{"mpi,netns", "torch", false, "skip: needs torch: no python3"},
 		{"mpi,torch", "torch", false, "fail: torch is required by SOLITON_REQUIRE, but: no python3"},
-		{"pytorch", "torch", false, `fail: SOLITON_REQUIRE names "pytorch"; it may name azurite, browser, cut, gcs, machines, mpi, netns, portable, qemu, slurm, ssh, tmpfs, torch, torchvision`},
-		{"", "abacus", true, `fail: require.Tool: "abacus" is none of azurite, browser, cut, gcs, machines, mpi, netns, portable, qemu, slurm, ssh, tmpfs, torch, torchvision`},
+		{"pytorch", "torch", false, `fail: SOLITON_REQUIRE names "pytorch"; it may name azurite, browser, cma, cut, gcs, machines, mpi, netns, portable, qemu, slurm, ssh, tmpfs, torch, torchvision`},
+		{"", "abacus", true, `fail: require.Tool: "abacus" is none of azurite, browser, cma, cut, gcs, machines, mpi, netns, portable, qemu, slurm, ssh, tmpfs, torch, torchvision`},
 	} {
 		t.Setenv(variable, c.env)
 		r := &recorder{}
