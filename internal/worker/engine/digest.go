@@ -64,22 +64,16 @@ func (g *guard) fit(r id.Range, arrays []float32) bool {
 	if g == nil {
 		return true
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	first, end := g.blocksOf(r)
-	for j, sums := range g.sums[r.Layer] {
-		x := arrays[j*(r.Hi-r.Lo):]
-		for i, b := range g.blocks[r.Layer][first:end] {
-			if !sums[first+i].Fits(x[b.Lo-r.Lo : b.Hi-r.Lo]) {
-				return false
-			}
+	for j := range g.sums[r.Layer] {
+		if !g.fitArray(r, j, arrays[j*(r.Hi-r.Lo):]) {
+			return false
 		}
 	}
 	return true
 }
 
-// written reports whether the parameters of a range are as they were written, as far as that is known.
-func (g *guard) written(r id.Range, params []float32) bool {
+// fitArray reports it of one array: of the parameters (0) or of moment j-1.
+func (g *guard) fitArray(r id.Range, j int, x []float32) bool {
 	if g == nil {
 		return true
 	}
@@ -87,7 +81,7 @@ func (g *guard) written(r id.Range, params []float32) bool {
 	defer g.mu.Unlock()
 	first, end := g.blocksOf(r)
 	for i, b := range g.blocks[r.Layer][first:end] {
-		if !g.sums[r.Layer][0][first+i].Fits(params[b.Lo-r.Lo : b.Hi-r.Lo]) {
+		if !g.sums[r.Layer][j][first+i].Fits(x[b.Lo-r.Lo : b.Hi-r.Lo]) {
 			return false
 		}
 	}

@@ -298,7 +298,7 @@ func (e *Engine) derive(r id.Range) (*shard, error) {
 		return nil, err
 	}
 	sh := &shard{Range: r, state: state, params: e.c.Layers[r.Layer].Params[r.Lo:r.Hi]}
-	if !e.guard.written(r, sh.params) {
+	if !e.guard.fitArray(r, 0, sh.params) {
 		sh.params = pages.Make(r.Hi - r.Lo)
 		err = e.c.Begin(r, sh.params, nil)
 	}
