@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 
 // Ranks meet over each kind of links, come to the right sums, and end when their input does.
 func TestCrew(t *testing.T) {
-	for _, links := range []string{"host", "sockets", "memory", "tcp"} {
+	for _, links := range []string{"host", "sockets", "tcp"} {
 		c, err := startCrew(3, links, t.TempDir())
 		if err != nil {
 			t.Fatalf("%s: %v", links, err)

@@ -79,7 +79,7 @@ func (c *crew) ask(elements, rounds, calls int) (ms []float64, err error) {
 func rank(self int, links, folder string) error {
 	var via transport.Transport = transport.TCP{}
 	if links != "tcp" {
-		via = transport.Host{Folder: folder, Name: strconv.Itoa(self), Memory: links == "memory", Sockets: links == "sockets"}
+		via = transport.Host{Folder: folder, Name: strconv.Itoa(self), Sockets: links == "sockets"}
 	}
 	session := func(i int) id.Session { return id.Session{Worker: id.WorkerID(i), Incarnation: 1} }
 	e, err := comm.Listen(comm.Config{Self: session(self), Transport: via})

@@ -64,7 +64,14 @@ func (h *heard) add(e agree.Entry, s agree.State) {
 	h.entries, h.states = append(h.entries, e), append(h.states, s)
 }
 
-// first is the first entry that was heard.
+// count is how many entries were heard.
+func (h *heard) count() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.entries)
+}
+
+// first is the first entry that was heard, of one at least.
 func (h *heard) first() agree.Entry {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -691,6 +698,7 @@ func TestSnapshots(t *testing.T) {
 		!slices.Equal(after.Servers, before.Servers) {
 		t.Errorf("after a restart\n%+v\nwant\n%+v", after, before)
 	}
+	c.eventually("a hears", func() bool { return c.heard["a"].count() > 0 })
 	if e := c.heard["a"].first(); e != nil {
 		t.Errorf("the first that is heard is %v, want a snapshot", e)
 	}
@@ -705,6 +713,7 @@ func TestSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.eventually("b has the state", func() bool { return b.State().Newest == version(1, 100) })
+	c.eventually("b hears", func() bool { return c.heard[b.id].count() > 0 })
 	if e := c.heard[b.id].first(); e != nil {
 		t.Errorf("the first that b hears is %v, want a snapshot", e)
 	}
