@@ -108,8 +108,9 @@ func stolen(stat string) int {
 	return n
 }
 
-// parseStat reads /proc/PID/stat: the processor time of a process and of its children that it has waited for. Threads of the kernel work for
-// others, and the time of a zombie is about to be its parent's: they do not count.
+// parseStat reads /proc/PID/stat: the processor time of a process and of its children that it has waited for, but for the first
+// process, which waits for everyone's orphans. Threads of the kernel work for others, and the time of a zombie is about to be its
+// parent's: they do not count.
 func parseStat(text string) (p process, ticks int, counts bool) {
 	var number int
 	if _, err := fmt.Sscan(text, &number); err != nil {
@@ -121,7 +122,11 @@ func parseStat(text string) (p process, ticks int, counts bool) {
 	}
 	p.pid = number
 	p.start, _ = strconv.Atoi(f[19])
-	for _, field := range f[11:15] {
+	times := f[11:15]
+	if number == 1 {
+		times = f[11:13]
+	}
+	for _, field := range times {
 		n, _ := strconv.Atoi(field)
 		ticks += n
 	}
