@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -17,7 +18,7 @@ import (
 type TrainingBench struct {
 	Dir, root string
 	Steps     int
-	runs      int
+	runs      atomic.Int64
 }
 
 // Build builds the binaries.
@@ -44,10 +45,9 @@ type Training struct {
 	Hash  string
 }
 
-// Run makes a run, with more variables in its environment.
+// Run makes a run, with more variables in its environment. Several may go on at the same time.
 func (b *TrainingBench) Run(workers int, flags, program []string, env ...string) (Training, error) {
-	b.runs++
-	dir := filepath.Join(b.Dir, fmt.Sprintf("run-%d", b.runs))
+	dir := filepath.Join(b.Dir, fmt.Sprintf("run-%d", b.runs.Add(1)))
 	args := append([]string{"run", "--plain", "--workers", fmt.Sprint(workers), "--threads", "1", "--run-dir", dir}, flags...)
 	args = append(args, filepath.Join(b.Dir, "gpt"), "--data", filepath.Join(b.root, "internal/testkit/exact/testdata/corpus"), "--steps", fmt.Sprint(b.Steps))
 	args = append(args, program...)
