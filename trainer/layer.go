@@ -31,7 +31,8 @@ const (
 // A layer keeps nothing in its fields between calls. What Backward needs of
 // Forward travels in the stash, so any number of micro-batches may be in
 // flight side by side, and one may be run again; trainertest.Layer checks
-// that. All randomness comes from [Context.Rand], so that Backward, or a
+// that. A worker with several threads runs micro-batches at the same time, one
+// on each, so what calls share, such as a table, they only read. All randomness comes from [Context.Rand], so that Backward, or a
 // second Forward, draws the same numbers.
 //
 // Exactness: a result for a micro-batch must depend on nothing but the
@@ -136,7 +137,8 @@ func Normal(std float32) Init { return Init{Kind: InitNormal, Scale: std} }
 func Uniform(bound float32) Init { return Init{Kind: InitUniform, Scale: bound} }
 
 // Loss ends a model: it compares the last layer's output with the targets.
-// Like a layer it is pure and keeps nothing in its fields.
+// Like a layer it is pure and keeps nothing in its fields, and calls of it may run
+// at the same time.
 type Loss interface {
 	// Loss returns the sum of the losses over the micro-batch's targets, in
 	// row order, the number of targets that counted, and the gradient of that

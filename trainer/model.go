@@ -55,7 +55,7 @@ type Metric struct {
 	Name string
 
 	// Of returns the sum over the micro-batch's targets, in row order, and the number of targets that counted. Like a
-	// [Loss] it is pure. out and target are those of the loss, and read-only.
+	// [Loss] it is pure, and calls of it may run at the same time. out and target are those of the loss, and read-only.
 	Of func(c *Context, out, target Tensor) (sum float64, count int64)
 }
 

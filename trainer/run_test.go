@@ -15,11 +15,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/rng"
 	"github.com/soliton-train/soliton/trainer"
@@ -460,9 +462,9 @@ func withOdd(o *odd) trainer.Job {
 
 func TestPanics(t *testing.T) {
 	atStep := func(n int, f func(*trainer.Context, trainer.Tensor)) func(*trainer.Context, trainer.Tensor) {
-		calls := 0
+		var calls atomic.Int64
 		return func(c *trainer.Context, x trainer.Tensor) {
-			if calls++; calls > 1+2*(n-1) { // two micro-batches a step, and one of the first once more
+			if calls.Add(1) > int64(1+2*(n-1)) { // two micro-batches a step, and one of the first once more
 				f(c, x)
 			}
 		}
@@ -509,7 +511,14 @@ func TestPanics(t *testing.T) {
 		{"shape", shape, 1, `Forward of layer "odd"`, "of shape [2 16] for 4 samples"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.job.Threads = 2
+			switch c.name {
+			case "data": // in order
+				c.job.Threads = 1
+			case "thread": // so many that one pass has them all
+				c.job.Threads = engine.Lanes + 1
+			default:
+				c.job.Threads = 2
+			}
 			_, err := trainer.Run(context.Background(), c.job)
 			var p *trainer.PanicError
 			if !errors.As(err, &p) {

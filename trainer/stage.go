@@ -3,6 +3,7 @@ package trainer
 import (
 	"fmt"
 	"math"
+	"sync"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
@@ -22,12 +23,22 @@ type stage struct {
 	pool   *kernel.Pool
 	seed   uint64
 
-	free []*flight       // memory of passes that have ended
-	back [2]tensor.Arena // scratch memory of Backward, in turns
+	mu   sync.Mutex
+	free []*flight // memory of passes that have ended
 
+	lanes [engine.Lanes]lane
+}
+
+// lane is what passes of one lane need.
+type lane struct {
+	back   [2]tensor.Arena // scratch memory of Backward, in turns
 	calls  *process.Calls
 	before uint64 // of calls, when the call of the moment began
 }
+
+// enter and leave record a call of user code. After a panic, the record tells which it was.
+func (l *lane) enter(layer int, kind control.CallKind) { l.before = l.calls.Enter(kind, layer, 0) }
+func (l *lane) leave()                                 { l.calls.Leave(l.before) }
 
 // flight is one micro-batch in flight. outs and stash count from the first
 // layer of the stage.
@@ -44,7 +55,11 @@ type flight struct {
 
 func newStage(m *Model, lo, hi int, params *model.Params, pool *kernel.Pool, seed uint64, calls *process.Calls) *stage {
 	ties, _ := m.ties()
-	return &stage{model: m, lo: lo, hi: hi, params: params, ties: ties, pool: pool, seed: seed, calls: calls}
+	s := &stage{model: m, lo: lo, hi: hi, params: params, ties: ties, pool: pool, seed: seed}
+	for i := range s.lanes {
+		s.lanes[i].calls = calls.Lane(i)
+	}
+	return s
 }
 
 func (s *stage) context(m engine.Micro, layer int, arena *tensor.Arena) *Context {
@@ -52,16 +67,22 @@ func (s *stage) context(m engine.Micro, layer int, arena *tensor.Arena) *Context
 	return &Context{call: call, pool: s.pool, arena: arena}
 }
 
-// enter and leave record a call of user code. After a panic, the record tells which it was.
-func (s *stage) enter(layer int, kind control.CallKind) { s.before = s.calls.Enter(kind, layer, 0) }
-func (s *stage) leave()                                 { s.calls.Leave(s.before) }
+// flight returns memory for a pass.
+func (s *stage) flight() *flight {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.free)
+	if n == 0 {
+		return &flight{}
+	}
+	f := s.free[n-1]
+	s.free = s.free[:n-1]
+	return f
+}
 
 // Forward implements [engine.Stage].
 func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor, error) {
-	f := &flight{}
-	if n := len(s.free); n > 0 {
-		f, s.free = s.free[n-1], s.free[:n-1]
-	}
+	f, at := s.flight(), &s.lanes[m.Lane]
 	f.micro, f.shared, f.owed = m, s.ties.Shared(), s.ties.Shared()
 	if s.lo > 0 {
 		in = s.ties.Unpack(s.lo-1, in, f.shared)
@@ -75,12 +96,12 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 			}
 		}
 		l := s.model.Layers[i]
-		s.enter(i, control.CallForward)
+		at.enter(i, control.CallForward)
 		out, stash := l.Forward(s.context(m, i, &f.arena), s.tensors(f, i), in)
 		if len(out.Shape) == 0 || out.Shape[0] != m.Samples || len(out.F) != out.Len() {
 			panic(fmt.Sprintf("returned %d float32 numbers of shape %v for %d samples; the first dimension counts samples", len(out.F), out.Shape, m.Samples))
 		}
-		s.leave()
+		at.leave()
 		if m.Made != nil {
 			m.Made(out)
 		}
@@ -113,7 +134,8 @@ func (s *stage) settle(f *flight, layer int, grads []Tensor) {
 // Loss implements [engine.Stage].
 func (s *stage) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
 	f := p.(*flight)
-	s.enter(0, control.CallLoss)
+	at := &s.lanes[f.micro.Lane]
+	at.enter(0, control.CallLoss)
 	out := f.outs[len(f.outs)-1]
 	c := s.context(f.micro, len(s.model.Layers), &f.arena)
 	sum, count, dout = s.model.Loss.Loss(c, out, target)
@@ -124,7 +146,7 @@ func (s *stage) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count in
 	if f.micro.Train && len(dout.F) != out.Len() {
 		panic(fmt.Sprintf("returned a gradient of %d numbers for an output of shape %v", len(dout.F), out.Shape))
 	}
-	s.leave() // not deferred: a panic keeps the place
+	at.leave() // not deferred: a panic keeps the place
 	return sum, count, dout
 }
 
@@ -132,19 +154,16 @@ func (s *stage) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count in
 // layer's memory lives until the layer before has run, and reusing little
 // memory often keeps it in the cache.
 func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradients) tensor.Tensor {
-	f := p.(*flight)
+	f, at := p.(*flight), &s.lanes[grads.Lane()]
 	dout = s.ties.Unpack(s.hi-1, dout, f.owed)
 	for i := s.hi - 1; i >= s.lo; i-- {
 		// A layer may pass on what it was given, so dout says which arena is
 		// free, not the number of the layer.
-		scratch := &s.back[0]
-		if scratch.Owns(dout.F) {
-			scratch = &s.back[1]
-		}
+		scratch := at.scratch(dout)
 		scratch.Reset()
 		flat := grads.Buffer(i)
 		dp := s.ties.Declared(i, s.params.Split(i, flat), func(_ int, shape []int) Tensor { return f.arena.Tensor(shape...) })
-		s.enter(i, control.CallBackward)
+		at.enter(i, control.CallBackward)
 		din := s.model.Layers[i].Backward(s.context(f.micro, i, scratch), s.tensors(f, i), f.stash[i-s.lo], dout, dp)
 		shape := f.in
 		if i > s.lo {
@@ -153,7 +172,7 @@ func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradien
 		if i > 0 && len(din.F) != tensor.Size(shape) {
 			panic(fmt.Sprintf("returned a gradient of %d numbers for an input of shape %v", len(din.F), shape))
 		}
-		s.leave()
+		at.leave()
 		s.settle(f, i, dp)
 		grads.Done(i, flat)
 		if f.micro.Made != nil {
@@ -162,10 +181,7 @@ func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradien
 		dout = din
 	}
 	if s.lo > 0 {
-		scratch := &s.back[0]
-		if scratch.Owns(dout.F) {
-			scratch = &s.back[1]
-		}
+		scratch := at.scratch(dout)
 		dout = s.ties.Pack(s.lo-1, tensor.Of(dout.F, f.in...), f.owed, func(shape ...int) Tensor {
 			scratch.Reset()
 			return scratch.Tensor(shape...)
@@ -175,6 +191,14 @@ func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradien
 	return dout
 }
 
+// scratch returns the arena that a gradient is not in.
+func (l *lane) scratch(dout Tensor) *tensor.Arena {
+	if l.back[0].Owns(dout.F) {
+		return &l.back[1]
+	}
+	return &l.back[0]
+}
+
 // Drop implements [engine.Stage].
 func (s *stage) Drop(p engine.Pass) {
 	f := p.(*flight)
@@ -182,6 +206,8 @@ func (s *stage) Drop(p engine.Pass) {
 	clear(f.outs)
 	clear(f.stash)
 	f.outs, f.stash = f.outs[:0], f.stash[:0]
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.free = append(s.free, f)
 }
 

@@ -59,6 +59,7 @@ func (g collected) Buffer(layer int) []float32   { return g[layer] }
 func (collected) Done(layer int, grad []float32) {}
 func (collected) Sum(int, tree.Node, []float32)  {}
 func (collected) Last() bool                     { return true }
+func (collected) Lane() int                      { return 0 }
 
 func cloneOf(t tensor.Tensor) tensor.Tensor {
 	return tensor.Of(slices.Clone(t.F), slices.Clone(t.Shape)...)

@@ -86,7 +86,7 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		j.Metrics = append(j.Metrics, m.Name)
 	}
 	if away, ok := p.Model.Loss.(remote); ok {
-		j.Metrics, j.Memory, j.Free = away.Metrics(), away.Memory, away.Free
+		j.Metrics, j.Memory, j.Free, j.OnePass = away.Metrics(), away.Memory, away.Free, true
 	}
 	if p.eval != nil {
 		n := p.eval.Len()

@@ -218,13 +218,13 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	if !c.planned(m.Worker) {
 		return append([]Effect{note("%s; the plan does without it", e.Cause)}, c.fewer(now)...)
 	}
-	if e.Crashed != nil {
+	for _, crash := range e.Crashed {
 		for _, was := range c.crashes {
-			if was.Crash == *e.Crashed && was.worker != e.Worker {
+			if was.Crash == crash && was.worker != e.Worker {
 				return c.end(&CrashError{Crash: was.Crash, Workers: [2]id.WorkerID{was.worker.ID, e.Worker.ID}, Cause: e.Cause})
 			}
 		}
-		c.crashes = append(slices.DeleteFunc(c.crashes, func(was crashed) bool { return was.Step < e.Crashed.Step }), crashed{*e.Crashed, e.Worker})
+		c.crashes = append(slices.DeleteFunc(c.crashes, func(was crashed) bool { return was.Step < crash.Step }), crashed{crash, e.Worker})
 	}
 	return c.recovery.lost(now, e)
 }

@@ -28,9 +28,8 @@ type (
 		BegunIn int // that step; 0 if it is not known
 		// Awaits says that others may come without being asked for: they start, or were lost with a host that may be back.
 		Awaits bool
-		// Crashed, where it is not nil, is what ran as the worker ended by a fault of
-		// its own.
-		Crashed *Crash
+		// Crashed is what ran as the worker ended, where a fault of its own ended it.
+		Crashed []Crash
 	}
 
 	// Stamp brings the time at which an injected fault killed a worker, if that is known later than its death.

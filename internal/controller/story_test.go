@@ -25,7 +25,7 @@ var update = flag.Bool("update", false, "write testdata/*.txt")
 // of a line, and what the controller does follows each, indented. Commands:
 //
 //	job [workers=3] [stages=1] [micros=6] [mirrors=1] [min=1] [reshape=dataflow|off] [large=BYTES] [respawn]
-//	die W [silent] [awaits] [begun=0.1,0.2] [crash=STEP:S.M]
+//	die W [silent] [awaits] [begun=0.1,0.2] [crash=STEP:S.M,S.M]
 //	answer W|rest [at=STEP.GATE] [result=R] [plan=N] [ballot=T.A] [complete=owned|held]
 //	       [filled=STEP]     what the newest fill was to bring it, as of that step
 //	       [former=STEP]     what it held under the plan before, as of that step
@@ -198,7 +198,9 @@ func (s *story) run(line string) []Effect {
 		if step, _, ok := strings.Cut(s.args["crash"], ":"); ok {
 			e.Cause = fmt.Sprintf("worker %d exited: exit status 2", w.ID)
 			s.args["crash"] = strings.TrimPrefix(s.args["crash"], step+":")
-			e.Crashed = &Crash{s.number(step), s.pairs("crash")[0]}
+			for _, p := range s.pairs("crash") {
+				e.Crashed = append(e.Crashed, Crash{s.number(step), p})
+			}
 		}
 		return s.step(e)
 	case "answer":

@@ -40,8 +40,8 @@ type memory struct {
 
 	altered map[id.Range]bool // blocks
 	shut    map[int]bool      // layers whose parameters are on their way
-	waiting func()            // a pass that waits for parameters
-	blocked func()            // one that waits for samples
+	waiting []func()          // passes that wait for parameters
+	blocked []func()          // those that wait for samples
 }
 
 // content is what a boundary tensor is made of.
@@ -269,10 +269,10 @@ func (w *worker) remember(d core.Duty) {
 			return
 		}
 		delete(w.shut, d.Layer)
-		if f := w.waiting; f != nil {
-			w.waiting = nil
+		for _, f := range w.waiting {
 			w.later(f)
 		}
+		w.waiting = nil
 	case core.Found:
 	case core.Forget:
 		clear(w.incoming)

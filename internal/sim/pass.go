@@ -54,7 +54,7 @@ func (w *worker) compute(d core.Run) {
 	}
 	for l := st.Lo; l < st.Hi; l++ {
 		if w.shut[l] {
-			w.waiting = func() { w.compute(d) }
+			w.waiting = append(w.waiting, func() { w.compute(d) })
 			return
 		}
 	}

@@ -52,7 +52,7 @@ func (w *worker) read(step, micro int, again func()) (samples string, ok bool) {
 	for k := range microBatch {
 		number, ok := w.readOne(step, order.First(step, w.c.cfg.Micros*microBatch, micro*microBatch+k))
 		if !ok {
-			w.blocked = again
+			w.blocked = append(w.blocked, again)
 			return "", false
 		}
 		samples += fmt.Sprint(number, " ")
@@ -141,10 +141,10 @@ func (w *worker) skipTo(at skips.Spot) {
 func (w *worker) settle(at skips.Spot) {
 	if _, open := w.reads.open[at]; open {
 		delete(w.reads.open, at)
-		if f := w.blocked; f != nil {
-			w.blocked = nil
+		for _, f := range w.blocked {
 			w.later(f)
 		}
+		w.blocked = nil
 	}
 }
 

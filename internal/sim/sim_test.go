@@ -74,7 +74,7 @@ func scheduleOf(r *rand.Rand, seed uint64, trace bool, change func(*Config)) (*C
 	cfg := Config{
 		Seed: seed, Workers: n, Stages: 1 + r.IntN(min(n, 3)), Micros: maxMicros, Mirrors: r.IntN(3), Steps: 8, Zero: 1 + r.IntN(2), MinWorkers: 1,
 		Layers: layers(), Detect: 300 * ms, Checkpoint: time.Duration(r.IntN(3)) * 10 * ms, Evaluate: r.IntN(4), Respawn: r.IntN(2) == 0, Digests: r.IntN(2) == 0, Derive: seed%3 != 0,
-		Trace: trace, Verify: int(seed % 3), Hosts: int(seed / 3 % 4), Large: int64(seed / 5 % 2), Keeping: seed/10%2 == 1,
+		Trace: trace, Verify: int(seed % 3), Hosts: int(seed / 3 % 4), Large: int64(seed / 5 % 2), Keeping: seed/10%2 == 1, Passes: 1 + int(seed/20%3),
 	}
 	if change != nil {
 		change(&cfg)
@@ -186,7 +186,7 @@ func (c *Cluster) states() (all []string) {
 		}
 		at, _ := w.core.Passed()
 		all = append(all, fmt.Sprintf("worker %v: alive %v, %v, at %v, plan %v, asking %v, over %v, waiting %v, shut %v, ops %v, editing %v",
-			w.session, w.alive, w.core.State(), at, w.core.Plan().Version, w.asking, w.over, w.waiting != nil, w.shut, len(w.ops), w.editing != nil))
+			w.session, w.alive, w.core.State(), at, w.core.Plan().Version, w.asking, w.over, len(w.waiting), w.shut, len(w.ops), w.editing != nil))
 	}
 	return all
 }

@@ -260,7 +260,7 @@ func (c *crew) start() error {
 			},
 			Layers: layers, Input: one, Target: one, Job: rundir.Job{GlobalBatch: c.m.micros, MicroBatch: 1, ClipNorm: 1},
 			Rule: zero.AdamW{Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}, LR: func(int) float64 { return 0.001 }, Pool: c.pools[i],
-			Load: func(i uint64, in, target tensor.Tensor) error {
+			Load: func(_ int, i uint64, in, target tensor.Tensor) error {
 				in.F[0], target.F[0] = float32(i%7)-3, float32(i%5)
 				return nil
 			},

@@ -166,7 +166,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 			Begin:  func(id.Range, []float32, [][]float32) error { return nil },
 			Tell:   func(control.Message) {},
 			Layers: layers, Input: one, Target: one, Job: rundir.Job{GlobalBatch: n, MicroBatch: 1}, Rule: zero.SGD{}, Pool: c.pools[i], Fast: true,
-			Load: func(uint64, tensor.Tensor, tensor.Tensor) error { return nil },
+			Load: func(int, uint64, tensor.Tensor, tensor.Tensor) error { return nil },
 			Stop: func() string { return "" },
 			LR: func(int) float64 { // the commit's first question, when all reductions have ended
 				c.ends[i] = time.Now()

@@ -10,7 +10,7 @@ import (
 // Pool is a fixed set of compute threads: the goroutine that calls For or Each
 // and Threads()-1 helpers, which live until Close. A nil *Pool computes
 // everything in the caller, and so does a pool that is in use, by another
-// goroutine or by the one that calls.
+// goroutine or by the one that calls, or that several goroutines have entered.
 //
 // A call consists of parts. Its threads take them one after the other, and the
 // caller takes all that no helper has begun. So a helper that gets no processor
@@ -19,6 +19,7 @@ type Pool struct {
 	helpers int
 	wg      sync.WaitGroup
 	busy    atomic.Bool
+	inside  atomic.Int32 // goroutines that have entered
 	closed  atomic.Bool
 
 	f     func(thread, part int) // of the current call; a thread reads it once it has taken a part
@@ -46,6 +47,7 @@ const (
 type Panic struct {
 	Value any
 	Stack []byte
+	Lane  int // of the worker's engine, where it is known
 }
 
 // NewPool starts a pool of the given number of threads, at least 1. Each helper calls begin
@@ -111,8 +113,31 @@ func (p *Pool) Each(n int, f func(thread, i int)) {
 	p.run(n, f)
 }
 
+// Enter says that a goroutine computes until it calls Leave. While several are inside of a pool, each computes alone what it calls.
+// These are no methods because the public package has those of a Pool.
+func Enter(p *Pool) {
+	if p != nil {
+		p.inside.Add(1)
+	}
+}
+
+// Leave ends what Enter began.
+func Leave(p *Pool) {
+	if p != nil {
+		p.inside.Add(-1)
+	}
+}
+
+// Inside returns how many goroutines are inside.
+func Inside(p *Pool) int {
+	if p == nil {
+		return 0
+	}
+	return int(p.inside.Load())
+}
+
 // begin reports whether the pool was free, and takes it.
-func (p *Pool) begin() bool { return p.busy.CompareAndSwap(false, true) }
+func (p *Pool) begin() bool { return p.inside.Load() <= 1 && p.busy.CompareAndSwap(false, true) }
 
 // run runs the parts of a call in a pool that the caller has taken.
 func (p *Pool) run(parts int, f func(thread, part int)) {

@@ -113,8 +113,10 @@ func (s *Session) autopsy(w *worker, cause string) controller.Dead {
 		dead.Begun = append(dead.Begun, graph.Pair(p))
 	}
 	dead.BegunIn = progress.Step
-	if w.status.Fault && progress.Running != nil {
-		dead.Crashed = &controller.Crash{Step: progress.Step, Pair: graph.Pair(*progress.Running)}
+	for _, p := range progress.All() {
+		if w.status.Fault {
+			dead.Crashed = append(dead.Crashed, controller.Crash{Step: progress.Step, Pair: graph.Pair(p)})
+		}
 	}
 	switch {
 	case !w.hit.IsZero():

@@ -226,7 +226,7 @@ func spin(id control.Identity, conn *control.Conn) {
 	}
 	conn.Send(control.Output{Text: strconv.Itoa(child)})
 	conn.Send(control.Note{Text: "the last word"})
-	r.Begin(3, progress.Pair{Stage: 1, Micro: 2}, true)
+	r.Begin(0, 3, progress.Pair{Stage: 1, Micro: 2}, true)
 	select {}
 }
 

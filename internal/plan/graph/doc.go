@@ -30,7 +30,7 @@
 //  3. At most a limit of micro-batches are in flight for each stage on the
 //     worker. The limit is never below the number of stages from this one on,
 //     with which a pipeline of equal stages is always busy; uneven stages need
-//     more.
+//     more. Where a worker runs several passes at a time, as many more may be in flight.
 //  4. A forward pass whose gradient is already waiting is one that is run
 //     again, because the worker that ran it is gone. It passes the limit, and
 //     its backward pass follows at once.

@@ -46,6 +46,7 @@ func (s Status) Begun() bool { return s.Phase >= Forwarded }
 type Queue struct {
 	limits, inFlight []int // by stage
 	leads            []int // by stage
+	side             int   // passes that may run beside another one
 	pairs            map[Pair]*entry
 	rank             func(Pair) int // of forward passes, nil: all the same
 	left             int            // pairs not finished
@@ -65,10 +66,12 @@ type entry struct {
 	again           bool // admitted by rule 4
 }
 
-// NewQueue returns the queue for a step of a pipeline with a number of stages.
-// The limit of stage s is stages - s until SetLimit raises it.
-func NewQueue(stages int) *Queue {
+// NewQueue returns the queue for a step of a pipeline with a number of stages, on a worker
+// that runs so many passes at a time.
+// The limit of stage s is stages - s until SetLimit raises it, and one more for each pass that runs beside another one.
+func NewQueue(stages, passes int) *Queue {
 	q := &Queue{
+		side:     max(passes, 1) - 1,
 		limits:   make([]int, stages),
 		leads:    make([]int, stages),
 		inFlight: make([]int, stages),
@@ -76,16 +79,16 @@ func NewQueue(stages int) *Queue {
 		forward:  make([][]Task, stages),
 	}
 	for s := range stages {
-		q.limits[s] = stages - s
+		q.limits[s] = stages - s + q.side
 	}
 	return q
 }
 
 // SetLimit sets how many micro-batches may be in flight in a stage on this
-// worker; the least is stages - s. While fewer than lead are, forward passes come before backward
+// worker that runs one pass at a time; the least is stages - s. While fewer than lead are, forward passes come before backward
 // passes. It may change at any time.
 func (q *Queue) SetLimit(stage, forwards, lead int) {
-	q.limits[stage] = max(forwards, len(q.limits)-stage)
+	q.limits[stage] = max(forwards, len(q.limits)-stage) + q.side
 	q.leads[stage] = min(lead, q.limits[stage])
 }
 
@@ -256,10 +259,10 @@ func (q *Queue) Done(t Task) {
 	}
 }
 
-// Last reports whether all other pairs of its stage are finished.
+// Last reports whether the backward passes of all other pairs of its stage have begun.
 func (q *Queue) Last(p Pair) bool {
 	for other, e := range q.pairs {
-		if other.Stage == p.Stage && other != p && e.phase != Finished {
+		if other.Stage == p.Stage && other != p && e.phase < Backing {
 			return false
 		}
 	}

@@ -29,7 +29,7 @@ func want(t *testing.T, what string, got []Task, wanted ...Task) {
 }
 
 func TestLimitAndOrder(t *testing.T) {
-	q := NewQueue(2)
+	q := NewQueue(2, 1)
 	for m := range 5 {
 		q.Assign(Pair{0, m})
 	}
@@ -65,7 +65,7 @@ func before(pairs ...Pair) func(Pair) int {
 }
 
 func TestRank(t *testing.T) {
-	q := NewQueue(2)
+	q := NewQueue(2, 1)
 	for m := range 4 {
 		q.Assign(Pair{0, m})
 		q.Assign(Pair{1, m})
@@ -83,7 +83,7 @@ func TestRank(t *testing.T) {
 	q.Rank(nil)
 	want(t, "not preferred any more", begins(q), f(1, 0))
 
-	q = NewQueue(1)
+	q = NewQueue(1, 1)
 	for m := range 3 {
 		q.Assign(Pair{0, m})
 		q.Arrive(f(0, m))
@@ -94,7 +94,7 @@ func TestRank(t *testing.T) {
 }
 
 func TestRerunPassesTheLimit(t *testing.T) {
-	q := NewQueue(1)
+	q := NewQueue(1, 1)
 	for m := range 4 {
 		q.Assign(Pair{0, m})
 		q.Arrive(f(0, m))
@@ -115,7 +115,7 @@ func TestRerunPassesTheLimit(t *testing.T) {
 }
 
 func TestWithdraw(t *testing.T) {
-	q := NewQueue(1)
+	q := NewQueue(1, 1)
 	for m := range 3 {
 		q.Assign(Pair{0, m})
 		q.Arrive(f(0, m))
@@ -165,7 +165,7 @@ func TestMisuse(t *testing.T) {
 					t.Errorf("%s: no panic", what)
 				}
 			}()
-			f(NewQueue(1))
+			f(NewQueue(1, 1))
 		}()
 	}
 }
@@ -226,7 +226,7 @@ func (m *model) next() (best Task, ok bool) {
 func TestQueueAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stages := rapid.IntRange(1, 4).Draw(t, "stages")
-		q := NewQueue(stages)
+		q := NewQueue(stages, 1)
 		m := &model{stages, map[int]int{}, map[int]int{}, map[Pair]*entry{}, map[Pair]int{}}
 		var running []Task
 		pair := rapid.Custom(func(t *rapid.T) Pair {

@@ -124,7 +124,7 @@ func newSimulation(g *Graph) *simulation {
 		nodes:   make(map[place]int, len(g.Nodes)),
 	}
 	for i := range s.lanes {
-		s.lanes[i] = lane{worker: i / 2, q: NewQueue(len(g.step.Stages)), last: -1}
+		s.lanes[i] = lane{worker: i / 2, q: NewQueue(len(g.step.Stages), 1), last: -1}
 	}
 	for i, st := range g.step.Stages {
 		for j, w := range st.Workers {

@@ -72,7 +72,7 @@ func newCluster(r *rand.Rand, p plan.Plan, layers []plan.Layer) *cluster {
 	c := &cluster{rand: r, plan: p, layers: layers, step: p.FromStep, nodes: map[id.WorkerID]*node{},
 		ran: map[graph.Pair]int{}, died: map[graph.Pair]int{}}
 	for _, w := range p.Workers {
-		c.nodes[w.ID] = &node{id: w.ID, q: graph.NewQueue(len(p.Stages)), early: map[graph.Task]bool{},
+		c.nodes[w.ID] = &node{id: w.ID, q: graph.NewQueue(len(p.Stages), 1), early: map[graph.Task]bool{},
 			made: map[graph.Task]bool{}, sent: map[sum]bool{}, holds: map[int]*holding{}}
 	}
 	for _, n := range c.inOrder() {

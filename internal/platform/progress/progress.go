@@ -22,20 +22,24 @@ import (
 // Pair is a micro-batch in a stage.
 type Pair struct{ Stage, Micro int }
 
+// Lanes is how many passes may run side by side.
+const Lanes = 8
+
 // The record: words of 64 bits, in the machine's order.
 const (
 	wordStep    = iota // 0 while another step is set up
-	wordRunning        // packed pair + 1, or 0
-	wordSince          // when that began or, with nothing running, the one before ended: nanoseconds since 1970
+	wordRunning        // in the first lane: packed pair + 1, or 0
+	wordSince          // when a pass began or ended last: nanoseconds since 1970
 	wordCount          // of what follows
 	firstPair
+	wordBeside = firstPair + maxPairs // as wordRunning, in the other lanes
 )
 
 // maxPairs bounds what is recorded of a step; what a worker begins beyond that
 // is not.
-const maxPairs = 1 << 14
+const maxPairs = 1<<14 - (Lanes - 1)
 
-const size = 8 * (firstPair + maxPairs)
+const size = 8 * (wordBeside + Lanes - 1)
 
 // Record is the memory. One goroutine writes, or one reads after the writer's
 // end.
@@ -104,9 +108,17 @@ func (r *Record) stamp() {
 	}
 }
 
-// Begin says that a pass of a pair begins, in a step. A nil Record takes no
+// running returns the word of a lane.
+func (r *Record) running(lane int) *uint64 {
+	if lane == 0 {
+		return &r.words[wordRunning]
+	}
+	return &r.words[wordBeside+lane-1]
+}
+
+// Begin says that a pass of a pair begins in a lane, in a step. A nil Record takes no
 // notice.
-func (r *Record) Begin(step int, p Pair, forward bool) {
+func (r *Record) Begin(lane, step int, p Pair, forward bool) {
 	if r == nil {
 		return
 	}
@@ -120,14 +132,14 @@ func (r *Record) Begin(step int, p Pair, forward bool) {
 		atomic.StoreUint64(&r.words[wordCount], n+1)
 	}
 	r.stamp()
-	atomic.StoreUint64(&r.words[wordRunning], p.pack()+1)
+	atomic.StoreUint64(r.running(lane), p.pack()+1)
 }
 
-// End says that the pass has ended.
-func (r *Record) End() {
+// End says that the pass of a lane has ended.
+func (r *Record) End(lane int) {
 	if r != nil {
 		r.stamp()
-		atomic.StoreUint64(&r.words[wordRunning], 0)
+		atomic.StoreUint64(r.running(lane), 0)
 	}
 }
 
@@ -135,8 +147,17 @@ func (r *Record) End() {
 type State struct {
 	Step    int // 0: it had begun nothing
 	Begun   []Pair
-	Running *Pair // as the worker died
-	Since   int64 // when it began, or when the one before ended: nanoseconds since 1970; 0: not known
+	Running *Pair  // as the worker died, in the first lane
+	Beside  []Pair // the same, in others
+	Since   int64  // when a pass began or ended last: nanoseconds since 1970; 0: not known
+}
+
+// All returns what ran as the worker died.
+func (s State) All() []Pair {
+	if s.Running == nil {
+		return s.Beside
+	}
+	return append([]Pair{*s.Running}, s.Beside...)
 }
 
 // State reads the record. Its words may be anything: the worker's memory is
@@ -153,9 +174,16 @@ func (r *Record) State() State {
 	for i := range min(atomic.LoadUint64(&r.words[wordCount]), maxPairs) {
 		s.Begun = append(s.Begun, unpack(atomic.LoadUint64(&r.words[firstPair+i])))
 	}
-	if v := atomic.LoadUint64(&r.words[wordRunning]); v != 0 {
-		p := unpack(v - 1)
-		s.Running = &p
+	for lane := range Lanes {
+		v := atomic.LoadUint64(r.running(lane))
+		if v == 0 {
+			continue
+		}
+		if p := unpack(v - 1); lane == 0 {
+			s.Running = &p
+		} else {
+			s.Beside = append(s.Beside, p)
+		}
 	}
 	return s
 }

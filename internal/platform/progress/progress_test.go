@@ -22,17 +22,21 @@ func TestRecord(t *testing.T) {
 	if s := agent.State(); !reflect.DeepEqual(s, State{}) {
 		t.Errorf("a record begins with %+v", s)
 	}
-	worker.Begin(1, Pair{0, 7}, true)
-	worker.End()
+	worker.Begin(0, 1, Pair{0, 7}, true)
+	worker.End(0)
 	if s := agent.State(); s.Since != 0 {
 		t.Errorf("the time is not wanted, and it is %v", s.Since)
 	}
 	worker.Time()
-	worker.Begin(2, Pair{1, 3}, true)
-	worker.End()
-	worker.Begin(2, Pair{1, 4}, true)
-	worker.End()
-	worker.Begin(2, Pair{1, 3}, false)
+	worker.Begin(0, 2, Pair{1, 3}, true)
+	worker.End(0)
+	worker.Begin(0, 2, Pair{1, 4}, true)
+	worker.End(0)
+	worker.Begin(0, 2, Pair{1, 3}, false)
+	worker.Begin(1, 2, Pair{0, 2}, true)
+	worker.Begin(Lanes-1, 2, Pair{0, 5}, true)
+	worker.Begin(2, 2, Pair{0, 6}, true)
+	worker.End(2)
 	if err := worker.Close(); err != nil { // as death does
 		t.Fatal(err)
 	}
@@ -41,9 +45,12 @@ func TestRecord(t *testing.T) {
 		t.Errorf("it began at %v, the test at %v", since, began)
 	}
 	got.Since = 0
-	want := State{Step: 2, Begun: []Pair{{1, 3}, {1, 4}}, Running: &Pair{1, 3}}
+	want := State{Step: 2, Begun: []Pair{{1, 3}, {1, 4}, {0, 2}, {0, 5}, {0, 6}}, Running: &Pair{1, 3}, Beside: []Pair{{0, 2}, {0, 5}}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+	if all := got.All(); !reflect.DeepEqual(all, []Pair{{1, 3}, {0, 2}, {0, 5}}) {
+		t.Errorf("all that ran: %v", all)
 	}
 }
 
@@ -55,7 +62,7 @@ func TestBounds(t *testing.T) {
 	defer r.Close()
 	defer f.Close()
 	for m := range maxPairs + 5 {
-		r.Begin(1, Pair{0, m}, true)
+		r.Begin(0, 1, Pair{0, m}, true)
 	}
 	if n := len(r.State().Begun); n != maxPairs {
 		t.Errorf("%d pairs", n)
@@ -73,8 +80,8 @@ func TestBounds(t *testing.T) {
 		t.Error("an empty file was opened")
 	}
 	var none *Record
-	none.Begin(1, Pair{}, true)
-	none.End()
+	none.Begin(0, 1, Pair{}, true)
+	none.End(0)
 	if err := none.Close(); err != nil || none.State().Step != 0 {
 		t.Error("a nil record does something")
 	}

@@ -196,13 +196,13 @@ func TestBaseInAStep(t *testing.T) {
 	}
 	of := fill(1)
 	w.out = nil
-	if !w.base() || w.busy != onJob || fmt.Sprint(w.out) != fmt.Sprint([]Duty{CopyBases{2, []Copy{{of, r}}}}) {
+	if !w.base() || !w.has(onFill) || fmt.Sprint(w.out) != fmt.Sprint([]Duty{CopyBases{0, 2, []Copy{{of, r}}}}) {
 		t.Fatalf("%+v", w.out)
 	}
 	w.out = nil
 	w.Step(Copied{[]Transfer{of}})
 	w.Step(BasesCopied{})
-	if len(w.out) != 2 || w.out[0].(SendFill).Content != BaseState || w.out[1].(SendFill).Content != Increment || w.busy != idle {
+	if len(w.out) != 2 || w.out[0].(SendFill).Content != BaseState || w.out[1].(SendFill).Content != Increment || !w.idle() {
 		t.Errorf("%+v", w.out)
 	}
 	of, w.out = fill(2), nil

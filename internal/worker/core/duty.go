@@ -124,12 +124,13 @@ type GroupEdit struct {
 	Members []id.Session
 }
 
-// Tasks of the computing goroutine: there is one at a time.
+// Tasks of the computing goroutines: there is one at a time, but for those that name a lane, which run side by side, one in each.
 type (
 	// Run runs a pass. Learn asks for the shapes within the stage. Last says that the worker has nothing to do for the stage
 	// before this backward pass is done: the pass hands over all gradients, and passes before it may keep theirs. Digests is how many
 	// the passes of the pair make of a spot check, for the record of the commit; 0 if there is none.
 	Run struct {
+		Lane          int
 		Task          graph.Task
 		Step, Digests int
 		Learn, Last   bool
@@ -162,11 +163,13 @@ type (
 	}
 	// Replay applies an update to the state that a transfer brings.
 	Replay struct {
+		Lane   int
 		Range  id.Range
 		Update zero.Update
 	}
 	// CopyBases copies bases for transfers, of the state after the update of a step.
 	CopyBases struct {
+		Lane   int
 		Step   int
 		Copies []Copy
 	}

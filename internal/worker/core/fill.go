@@ -120,12 +120,21 @@ func (w *Worker) source(r id.Range) *shard {
 	return nil
 }
 
-// base has the bases of new transfers copied between two tasks, and reports whether there are any.
+// fillLane returns a lane in which state can come or go, one task at a time; -1 if there is none.
+func (w *Worker) fillLane() int {
+	if w.has(onFill) {
+		return -1
+	}
+	return w.free()
+}
+
+// base has the bases of new transfers copied, and reports whether there are any.
 func (w *Worker) base() bool {
-	if w.state != Working || w.repairing() {
+	at := w.fillLane()
+	if at < 0 || w.state != Working || w.repairing() {
 		return false
 	}
-	d := CopyBases{Step: w.passed.Step}
+	d := CopyBases{Lane: at, Step: w.passed.Step}
 	for _, o := range w.outgoing {
 		if sh := w.source(o.Range); sh != nil && !o.tried && !o.based {
 			o.tried = true
@@ -133,7 +142,7 @@ func (w *Worker) base() bool {
 		}
 	}
 	if len(d.Copies) > 0 {
-		w.busy = onJob
+		w.lanes[at].on = onFill
 		w.emit(d)
 	}
 	return len(d.Copies) > 0
@@ -242,12 +251,13 @@ func (w *Worker) updateCame(in *incoming) {
 
 // replay replays an update, if one waits, and reports whether it did.
 func (w *Worker) replay() bool {
-	for len(w.due) > 0 {
+	at := w.fillLane()
+	for at >= 0 && len(w.due) > 0 {
 		in := w.due[0]
 		w.due = w.due[1:]
 		if slices.Contains(w.incoming, in) {
-			w.busy, w.replaying = onJob, in
-			w.emit(Replay{in.r, *in.numbers})
+			w.lanes[at].on, w.replaying = onFill, in
+			w.emit(Replay{at, in.r, *in.numbers})
 			return true
 		}
 	}

@@ -187,7 +187,7 @@ func (w *Worker) obey() bool {
 		w.fail(fmt.Errorf("plan %v goes on from %v, and this worker is at %v", o.Plan.Version, o.Passed, w.passed))
 		return false
 	}
-	if w.stopJob(); w.busy == onJob {
+	if w.stopJob(); w.has(onFill, onJob) {
 		return false
 	}
 	if _, ok := o.Plan.Worker(w.me); !ok {
@@ -202,9 +202,7 @@ func (w *Worker) obey() bool {
 	}
 	if w.lacks(o) {
 		// The last gradient is on its way here.
-		if w.busy == idle {
-			w.replay()
-		}
+		w.replay()
 		return false
 	}
 	if len(w.ops) > 0 {
@@ -248,7 +246,7 @@ func (w *Worker) giveUp() {
 
 // catchUp passes the point that others have passed.
 func (w *Worker) catchUp(o *control.Order) bool {
-	if w.busy != idle && w.req != nil && w.req.said == nil {
+	if !w.idle() && w.req != nil && w.req.said == nil {
 		return false // an evaluation that is being stopped
 	}
 	repaired := w.passed
@@ -342,8 +340,8 @@ func (w *Worker) prepare(p *plan.Plan) bool {
 	if len(d.Stages)+len(d.Ranges) == 0 {
 		return true
 	}
-	if w.busy == idle {
-		w.busy = onJob
+	if w.idle() {
+		w.occupy(onJob)
 		w.emit(d)
 	}
 	return false
@@ -466,7 +464,7 @@ func (w *Worker) settled(s int) bool {
 
 // resumed tells that the plan is applied and that work goes on.
 func (w *Worker) resumed() {
-	if w.resuming == nil || w.step != nil && w.busy == idle && w.step.queue.Left() > 0 {
+	if w.resuming == nil || w.step != nil && w.idle() && w.step.queue.Left() > 0 {
 		return
 	}
 	w.emit(*w.resuming)

@@ -445,6 +445,6 @@ func (w *Worker) update(r *request, try key.Try, u zero.Update) {
 			d.Copies = append(d.Copies, Copy{o.Transfer, sh.Range})
 		}
 	}
-	w.busy = onJob
+	w.occupy(onJob)
 	w.emit(d)
 }

@@ -92,7 +92,7 @@ func (st *step) repeats(me id.WorkerID) bool {
 // repeat repeats a pair as soon as all that was assigned here has run, and the pair's inputs and all parameters are here.
 func (w *Worker) repeat() {
 	st := w.step
-	if w.busy != idle || !st.repeats(w.me) || st.queue.Left() > 0 || !w.arrived() {
+	if !w.idle() || !st.repeats(w.me) || st.queue.Left() > 0 || !w.arrived() {
 		return
 	}
 	for _, t := range w.inputs(st.spot.pair) {
@@ -100,7 +100,7 @@ func (w *Worker) repeat() {
 			return
 		}
 	}
-	w.busy = onJob
+	w.occupy(onJob)
 	w.emit(Repeat{Pair: st.spot.pair, Step: st.number, Digests: st.spot.digests})
 }
 

@@ -65,20 +65,11 @@ func (w *Worker) advanceStep() {
 		w.beginStep(r.Point.Step)
 	}
 	st := w.step
-	if w.busy == idle {
-		if t, ok := st.queue.Next(); ok {
-			w.busy = onPass
-			d := Run{
-				Task: t, Step: st.number,
-				Learn: t.Kind == graph.Forward && !w.knowsWithin(t.Stage),
-				Last:  t.Kind == graph.Backward && st.queue.Last(t.Pair),
-			}
-			if st.spot != nil && st.spot.pair == t.Pair {
-				d.Digests = st.spot.digests
-			}
-			w.emit(d)
-		} else if s := w.keeping(); s >= 0 {
-			w.busy = onPass
+	for w.beginPass() {
+	}
+	if w.idle() {
+		if s := w.keeping(); s >= 0 {
+			w.occupy(onKept)
 			w.emit(HandOver{s})
 		}
 	}
@@ -88,8 +79,8 @@ func (w *Worker) advanceStep() {
 		return
 	}
 	if r.said == nil {
-		if w.busy == idle {
-			w.busy = onJob
+		if w.idle() {
+			w.occupy(onJob)
 			w.emit(Say{Step: st.number, Tainted: st.tainted, Nodes: w.plan.Nodes(len(w.plan.Stages)-1, w.me, st.number)})
 		}
 		return
@@ -97,6 +88,29 @@ func (w *Worker) advanceStep() {
 	if !w.held {
 		w.exchange()
 	}
+}
+
+// beginPass begins the next pass, and reports whether one can begin.
+func (w *Worker) beginPass() bool {
+	st, at := w.step, w.free()
+	if at < 0 {
+		return false
+	}
+	t, ok := st.queue.Next()
+	if !ok {
+		return false
+	}
+	w.lanes[at] = lane{onPass, t}
+	d := Run{
+		Lane: at, Task: t, Step: st.number,
+		Learn: t.Kind == graph.Forward && !w.knowsWithin(t.Stage),
+		Last:  t.Kind == graph.Backward && st.queue.Last(t.Pair),
+	}
+	if st.spot != nil && st.spot.pair == t.Pair {
+		d.Digests = st.spot.digests
+	}
+	w.emit(d)
+	return true
 }
 
 // ready reports whether this worker may enter the commit: the gradients of the shards it owns and mirrors are complete, and all
@@ -117,7 +131,7 @@ func (w *Worker) beginStep(number int) {
 	w.step = &step{
 		number:  number,
 		attempt: w.attempt(),
-		queue:   graph.NewQueue(len(w.plan.Stages)),
+		queue:   graph.NewQueue(len(w.plan.Stages), len(w.lanes)),
 		tensors: make(map[key.Tensor]*boundary),
 		layers:  make(map[int]*layerState),
 		again:   make(map[graph.Pair]bool),

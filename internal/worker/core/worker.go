@@ -3,12 +3,14 @@ package core
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
@@ -24,6 +26,9 @@ type Config struct {
 	Micros int     // micro-batches of a step
 
 	Metrics int // numbers that are measured beside the loss
+
+	// Passes is how many passes this worker runs at a time; 0 means 1.
+	Passes int
 
 	// First brings the first plan; see [controller.Order]. Its Passed is the point from which the run goes on. A plan without
 	// workers is that of a worker that joins.
@@ -85,11 +90,16 @@ type request struct {
 	save       bool // it makes a checkpoint
 }
 
-// computing is what the computing goroutine does.
+// computing is what the computing goroutines do, each in its lane.
 type computing struct {
-	busy      work
+	lanes     []lane
 	operating bool // the job of the operation
 	stopping  bool // it was cancelled
+}
+
+type lane struct {
+	on   work
+	task graph.Task // where that is a pass
 }
 
 // work is a kind of task.
@@ -97,9 +107,52 @@ type work uint8
 
 const (
 	idle   work = iota
-	onPass      // a forward or backward pass, or what passes have kept
-	onJob       // anything else; a plan is applied after it
+	onPass      // a forward or backward pass; others may run beside it
+	onKept      // what passes have kept
+	onFill      // state that comes or goes, beside passes; a plan is applied after it
+	onJob       // anything else; the same
 )
+
+// idle reports whether nothing is computed.
+func (c *computing) idle() bool { return !c.has(onPass, onKept, onFill, onJob) }
+
+// has reports whether a lane has such work.
+func (c *computing) has(kinds ...work) bool {
+	return slices.ContainsFunc(c.lanes, func(l lane) bool { return slices.Contains(kinds, l.on) })
+}
+
+// free returns a lane in which work can begin beside that of others, -1 if there is none.
+func (c *computing) free() int {
+	if c.has(onKept, onJob) {
+		return -1
+	}
+	return slices.IndexFunc(c.lanes, func(l lane) bool { return l.on == idle })
+}
+
+// occupy gives work that nothing runs beside the first lane.
+func (c *computing) occupy(on work) { c.lanes[0].on = on }
+
+// release takes the end of a task.
+func (c *computing) release(ev Event) {
+	for i := range c.lanes {
+		ended := false
+		switch l := &c.lanes[i]; ev := ev.(type) {
+		case PassDone:
+			ended = l.on == onPass && l.task == ev.Task
+		case HandedOver:
+			ended = l.on == onKept
+		case Replayed, BasesCopied:
+			ended = l.on == onFill
+		case Failed: // of a pass: all ends; or of a job, beside which nothing runs
+			ended = true
+		default:
+			ended = l.on == onJob
+		}
+		if ended {
+			c.lanes[i] = lane{}
+		}
+	}
+}
 
 // groups is what the core knows of operations of groups.
 type groups struct {
@@ -165,6 +218,7 @@ func New(c Config) *Worker {
 		shapes:  make([]shape, len(c.Layers)),
 	}
 	w.recovery.lossy = make(map[id.WorkerID]bool)
+	w.computing.lanes = make([]lane, max(c.Passes, 1))
 	w.groups.ops = make(map[Op]operation)
 	w.shards = shards{all: make(map[id.Range]*shard), arrivals: make([]arrivals, len(c.Layers))}
 	if len(c.First.Plan.Workers) == 0 {
@@ -196,7 +250,7 @@ func (w *Worker) Epoch() int { return w.c.First.Epoch }
 
 // Quiet reports whether no parameters change or are on their way here: what chaos may alter memory in.
 func (w *Worker) Quiet() bool {
-	return !w.over() && w.busy == idle && w.order == nil && w.state == Working && w.arrived() && !w.repairing()
+	return !w.over() && w.idle() && w.order == nil && w.state == Working && w.arrived() && !w.repairing()
 }
 
 // Arrived reports whether no parameters are on their way here.
@@ -266,7 +320,7 @@ func (w *Worker) taskDone(ev Event) {
 		w.fail(failed.Err)
 		return
 	}
-	w.busy = idle
+	w.release(ev)
 	operated, stopped := w.operating, w.stopping
 	w.operating, w.stopping = false, false
 	if w.over() {
@@ -319,7 +373,10 @@ func (w *Worker) advance() {
 	}
 	// Between what this worker says in a commit and the update nothing else is computed: the update begins as soon as the
 	// commit is passed.
-	if w.busy == idle && (w.req == nil || w.req.said == nil) && (w.replay() || w.base()) || w.state != Working {
+	if w.req == nil || w.req.said == nil {
+		_ = w.replay() || w.base()
+	}
+	if w.state != Working {
 		return
 	}
 	if w.req != nil && !w.repairing() {
@@ -346,9 +403,10 @@ func (w *Worker) ask(a Ask) {
 func (w *Worker) advanceJob() {
 	r := w.req
 	switch {
-	case w.busy != idle || w.broken || r.exchanging:
+	case !w.idle() || w.broken || r.exchanging:
 	case r.said == nil:
-		w.busy, w.operating = onJob, true
+		w.occupy(onJob)
+		w.operating = true
 		w.emit(Operate{Point: r.Point, Repair: w.passed.Repair})
 	case !w.held:
 		w.exchange()

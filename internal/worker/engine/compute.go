@@ -27,24 +27,30 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/order"
 )
 
-// runCompute is the goroutine that computes. It keeps its OS thread: on a busy machine, the other goroutines wait less for one of
+// lane is a goroutine that computes, one task after the other.
+type lane struct {
+	tasks chan func()
+	meter *meter.Thread
+}
+
+// runCompute is the goroutine of a lane. It keeps its OS thread: on a busy machine, the other goroutines wait less for one of
 // theirs then (bench control). And where they are to give way, that thread does.
-func (e *Engine) runCompute() {
-	defer e.ahead.close()
+func (e *Engine) runCompute(l *lane) {
 	if e.c.Yield {
 		platform.ComputeThread()
 	} else {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 	}
-	defer e.c.Meter.Attach()()
-	for f := range e.compute {
+	defer l.meter.Attach()()
+	for f := range l.tasks {
 		f()
 	}
 }
 
-// taskEnded ends a task of the computing goroutine, and brings what came of it.
+// taskEnded ends a task of a lane, and brings what came of it.
 type taskEnded struct {
+	lane  int
 	event core.Event // for the core
 	err   error
 	began time.Time
@@ -55,38 +61,45 @@ type taskEnded struct {
 	take func() // takes what a task that has succeeded made
 }
 
-// start has the computing goroutine run f, whose end the loop is told. A panic in f is an error of the task.
-func (e *Engine) start(end taskEnded, f func(end *taskEnded) error) {
-	e.compute <- func() { // there is room: the core has one task at a time
+// start has a lane run f, whose end the loop is told. A panic in f is an error of the task.
+func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
+	end.lane = lane
+	e.lanes[lane].tasks <- func() { // there is room: the core has one task at a time in each
+		kernel.Enter(e.c.Pool)
 		defer func() {
+			kernel.Leave(e.c.Pool)
 			if v := recover(); v != nil {
-				end.err = newPanic(v)
+				end.err = newPanic(v, lane)
 			}
 			e.mail.put(end)
 		}()
 		end.began = e.now()
+		end.of.Lane, end.of.Beside = lane, kernel.Inside(e.c.Pool)
 		end.err = f(&end)
+		end.of.Beside = max(end.of.Beside, kernel.Inside(e.c.Pool))
 		end.ended = e.now()
 	}
 }
 
-// panicError is a panic of the computing goroutine on its way to the caller of the operation, who panics with it.
+// panicError is a panic of a computing goroutine on its way to the caller of the operation, who panics with it.
 type panicError struct{ *kernel.Panic }
 
 func (*panicError) Error() string { return "panic" }
 
-// newPanic keeps the stack of a panic in the computing goroutine.
-func newPanic(v any) error {
-	if p, ok := v.(*kernel.Panic); ok {
-		return &panicError{p}
+// newPanic keeps the lane and the stack of a panic.
+func newPanic(v any, lane int) error {
+	p, ok := v.(*kernel.Panic)
+	if !ok {
+		p = &kernel.Panic{Value: v, Stack: debug.Stack()}
 	}
-	return &panicError{&kernel.Panic{Value: v, Stack: debug.Stack()}}
+	p.Lane = lane
+	return &panicError{p}
 }
 
 // endTask takes the end of a task.
 func (e *Engine) endTask(x taskEnded) {
 	if _, ok := x.event.(core.PassDone); ok {
-		e.c.Progress.End()
+		e.c.Progress.End(x.lane)
 	}
 	if x.err != nil {
 		e.core.Step(core.Failed{Err: x.err, Task: true, Panic: errors.As(x.err, new(*panicError))})
@@ -105,7 +118,7 @@ func (e *Engine) endTask(x taskEnded) {
 // run begins a forward or backward pass.
 func (e *Engine) run(d core.Run) {
 	e.number = d.Step
-	e.c.Progress.Begin(d.Step, progress.Pair(d.Task.Pair), d.Task.Kind == graph.Forward)
+	e.c.Progress.Begin(d.Lane, d.Step, progress.Pair(d.Task.Pair), d.Task.Kind == graph.Forward)
 	if d.Task.Kind == graph.Backward {
 		e.phase(d.Step, trace.Backward)
 		e.backward(d)
@@ -118,25 +131,26 @@ func (e *Engine) run(d core.Run) {
 // forward begins a forward pass, with the loss in the last stage.
 func (e *Engine) forward(d core.Run) {
 	s, m := d.Task.Stage, d.Task.Micro
-	w := e.newTask(d.Step, d.Task.Pair, d.Digests)
+	w := e.newTask(d.Lane, d.Step, d.Task.Pair, d.Digests)
 	e.works[d.Task.Pair] = w
+	clock := e.lanes[d.Lane].meter
 	w.micro.Ready = func(layer int) error {
-		defer e.c.Meter.Lap(layer)
+		defer clock.Lap(layer)
 		if e.gates[layer].isOpen() {
 			return nil
 		}
-		began, resume := e.now(), e.c.Meter.Hold()
+		began, resume := e.now(), clock.Hold()
 		defer func() {
 			resume()
-			e.span(trace.Gather, began, spanOf(layer, 0))
+			e.span(trace.Gather, began, e.laneSpan(d.Lane, layer))
 		}()
 		return e.gates[layer].wait(e.ctx)
 	}
 	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
 	done := core.PassDone{Task: d.Task}
-	e.start(taskEnded{name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1}}, func(end *taskEnded) error {
-		e.c.Meter.Begin()
-		defer func() { e.c.Meter.End(meter.Forward, lo, hi) }()
+	e.start(d.Lane, taskEnded{name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1}}, func(end *taskEnded) error {
+		clock.Begin(kernel.Inside(e.c.Pool))
+		defer func() { clock.End(meter.Forward, lo, hi, kernel.Inside(e.c.Pool)) }()
 		out, loss, err := w.forward(e)
 		if err != nil {
 			return err
@@ -174,17 +188,17 @@ func (e *Engine) forward(d core.Run) {
 func (e *Engine) backward(d core.Run) {
 	s, m, w := d.Task.Stage, d.Task.Micro, e.works[d.Task.Pair]
 	e.takeGradient(w, d.Task.Pair)
-	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
+	lo, hi, clock := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi, e.lanes[d.Lane].meter
 	tell := e.mail.leave // there is nothing to be done before the last
 	if d.Last {
 		tell = e.mail.put
 	}
-	e.start(taskEnded{
+	e.start(d.Lane, taskEnded{
 		event: core.PassDone{Task: d.Task}, name: trace.Backward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1},
 	}, func(end *taskEnded) error {
-		e.c.Meter.Begin()
-		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()
-		din := w.backward(e, leaf{e, m, tell, d.Last})
+		clock.Begin(kernel.Inside(e.c.Pool))
+		defer func() { clock.End(meter.Backward, lo, hi, kernel.Inside(e.c.Pool)) }()
+		din := w.backward(e, leaf{e, m, d.Lane, tell, d.Last})
 		if s > 0 {
 			din = e.keep(din)
 		}
@@ -201,7 +215,7 @@ func (e *Engine) backward(d core.Run) {
 	})
 }
 
-// task is one micro-batch in one stage on this worker. It belongs to the computing goroutine while that runs it.
+// task is one micro-batch in one stage on this worker. It belongs to the lane that runs it.
 type task struct {
 	stage       Stage
 	first, last bool // stage of the plan
@@ -216,9 +230,9 @@ type task struct {
 }
 
 // newTask returns the task of a pair, whose passes make so many digests.
-func (e *Engine) newTask(step int, p graph.Pair, digests int) *task {
-	w := &task{stage: e.stages[p.Stage], first: p.Stage == 0, last: p.Stage == len(e.plan.Stages)-1, micro: e.micro(step, p)}
-	w.micro.Took = e.c.Meter.Took
+func (e *Engine) newTask(lane, step int, p graph.Pair, digests int) *task {
+	w := &task{stage: e.stages[p.Stage], first: p.Stage == 0, last: p.Stage == len(e.plan.Stages)-1, micro: e.micro(lane, step, p)}
+	w.micro.Took = e.lanes[lane].meter.Took
 	if digests > 0 {
 		w.witness = &witness{make([]uint32, 0, digests)}
 		w.micro.Made = w.witness.tensor
@@ -248,16 +262,17 @@ func (w *task) forward(e *Engine) (out tensor.Tensor, loss core.Measured, err er
 			e.ahead.measure(began, 0)
 		} else {
 			if w.batch == nil {
-				w.batch = e.batch()
+				w.batch = e.batches.get()
 			}
-			if err := e.read(w.batch, w.micro, e.c.Load); err != nil {
+			load := func(i uint64, in, target tensor.Tensor) error { return e.c.Load(w.micro.Lane, i, in, target) }
+			if err := e.read(w.batch, w.micro, load); err != nil {
 				return out, loss, err
 			}
 			e.ahead.measure(began, time.Since(began))
 		}
 		w.reading = time.Since(began).Nanoseconds()
-		e.batches = append(e.batches, e.ahead.want(w.next, e.batch)...)
-		e.span(trace.Load, began, spanOf(-1, 0))
+		e.batches.put(e.ahead.want(w.next, e.batches.get)...)
+		e.span(trace.Load, began, e.laneSpan(w.micro.Lane, -1))
 		w.witness.samples(w.batch, w.micro.Samples)
 	}
 	if w.first {
@@ -294,19 +309,21 @@ func (w *task) backward(e *Engine, grads Gradients) (din tensor.Tensor) {
 	}
 	din = w.stage.Backward(pass, w.dout, w.witness.gradients(grads))
 	if w.batch != nil {
-		e.batches = append(e.batches, w.batch)
+		e.batches.put(w.batch)
 		w.batch = nil
 	}
 	return din
 }
 
 // micro names the work of a pass.
-func (e *Engine) micro(step int, p graph.Pair) Micro {
-	return Micro{Step: step, Index: p.Micro, Of: e.micros, First: p.Micro * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true, Values: e.values}
+func (e *Engine) micro(lane, step int, p graph.Pair) Micro {
+	return Micro{
+		Step: step, Index: p.Micro, Of: e.micros, First: p.Micro * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true, Lane: lane, Values: e.values,
+	}
 }
 
 // read reads the samples of a micro-batch.
-func (e *Engine) read(b *batch, m Micro, load Load) error {
+func (e *Engine) read(b *batch, m Micro, load func(i uint64, in, target tensor.Tensor) error) error {
 	base := order.First(m.Step, e.c.GlobalBatch, m.First)
 	if err := b.load(m.Samples, func(i int, in, target tensor.Tensor) error { return load(base+uint64(i), in, target) }); err != nil {
 		return fmt.Errorf("step %d: %w", m.Step, err)
@@ -337,34 +354,35 @@ func (e *Engine) dropPasses() {
 	clear(e.works)
 }
 
-// batch returns memory for the samples of a micro-batch.
-func (e *Engine) batch() *batch {
-	if n := len(e.batches); n > 0 {
-		b := e.batches[n-1]
-		e.batches = e.batches[:n-1]
-		return b
-	}
-	return &batch{makeBatch(e.c.Input, e.c.MicroBatch), makeBatch(e.c.Target, e.c.MicroBatch)}
-}
-
-// leaf puts gradients into the trees, in the computing goroutine. While any is to come for a layer, no other goroutine looks at its tree.
+// leaf puts gradients into the trees, in a lane. While any is to come for a layer, only lanes look at its tree.
 type leaf struct {
 	e     *Engine
 	index int // of the pass; -1 for none
+	lane  int
 	tell  func(any)
 	last  bool
 }
 
 func (l leaf) Last() bool { return l.last }
+func (l leaf) Lane() int  { return l.lane }
 
 func (l leaf) Buffer(layer int) []float32 {
-	l.e.c.Meter.Lap(layer)
+	l.e.lanes[l.lane].meter.Lap(layer)
 	return l.e.free.get(len(l.e.c.Layers[layer].Params))
 }
 
 func (l leaf) Done(layer int, grad []float32) { l.Sum(layer, tree.Leaf(l.index), grad) }
 
 func (l leaf) Sum(layer int, of tree.Node, grad []float32) {
+	l.add(layer, of, grad)
+	for m := of.Lo; m < of.Hi; m++ {
+		l.tell(core.GradientDone{Layer: layer, Micro: m})
+	}
+}
+
+func (l leaf) add(layer int, of tree.Node, grad []float32) {
+	l.e.adding[layer].Lock()
+	defer l.e.adding[layer].Unlock()
 	switch {
 	case !l.e.c.Fast:
 		for _, g := range l.e.grads[layer].Put(of, grad) {
@@ -375,16 +393,13 @@ func (l leaf) Sum(layer int, of tree.Node, grad []float32) {
 	default:
 		l.e.mergeGrads(l.e.plain[layer], grad)
 	}
-	for m := of.Lo; m < of.Hi; m++ {
-		l.tell(core.GradientDone{Layer: layer, Micro: m})
-	}
 }
 
 // handOver brings the gradients that passes of a stage have kept into the trees.
 func (e *Engine) handOver(d core.HandOver) {
 	stage := e.stages[d.Stage]
-	e.start(taskEnded{event: core.HandedOver(d)}, func(*taskEnded) error {
-		stage.HandOver(leaf{e, -1, e.mail.put, true})
+	e.start(0, taskEnded{event: core.HandedOver(d)}, func(*taskEnded) error {
+		stage.HandOver(leaf{e, -1, 0, e.mail.put, true})
 		return nil
 	})
 }
@@ -404,7 +419,7 @@ func (e *Engine) say(d core.Say) {
 	}
 	spans, shards := e.spans(), e.inOrder()
 	scale := zero.NormScale(int64(e.c.GlobalBatch) * int64(e.c.Target.Len()))
-	e.start(taskEnded{name: trace.Check, of: spanOf(-1, 0)}, func(end *taskEnded) error {
+	e.start(0, taskEnded{name: trace.Check, of: spanOf(-1, 0)}, func(end *taskEnded) error {
 		checked := e.check(spans, d.Tainted)
 		for _, sh := range slices.Backward(shards) {
 			if !sh.owner {
@@ -432,7 +447,7 @@ func (e *Engine) operate(d core.Operate) {
 	ctx, stop := context.WithCancel(e.ctx)
 	e.jobStop = stop
 	r, v, spans := e.req, view{e.plan, e.core.Epoch(), d.Repair}, e.spans()
-	e.start(taskEnded{}, func(end *taskEnded) error {
+	e.start(0, taskEnded{}, func(end *taskEnded) error {
 		defer stop()
 		words, err := r.job(ctx, v)
 		if err == nil && e.guard != nil {
@@ -461,7 +476,7 @@ func (e *Engine) settle(ctx context.Context) error {
 // prepare makes stages and shards as they are where the run begins.
 func (e *Engine) prepare(d core.Prepare) {
 	stages, shards := make(map[[2]int]Stage), make(map[id.Range]*shard)
-	e.start(taskEnded{event: core.Prepared(d), take: func() {
+	e.start(0, taskEnded{event: core.Prepared(d), take: func() {
 		maps.Copy(e.initial.stages, stages)
 		maps.Copy(e.initial.shards, shards)
 	}}, func(*taskEnded) error {
@@ -502,7 +517,7 @@ func (e *Engine) prepare(d core.Prepare) {
 // replay applies an update to the state that a transfer brings.
 func (e *Engine) replay(d core.Replay) {
 	in := e.incoming[d.Range]
-	e.start(taskEnded{event: core.Replayed{}}, func(*taskEnded) error {
+	e.start(d.Lane, taskEnded{event: core.Replayed{}}, func(*taskEnded) error {
 		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update)
 		return nil
 	})
@@ -511,7 +526,7 @@ func (e *Engine) replay(d core.Replay) {
 // copy copies the bases of transfers.
 func (e *Engine) copy(d core.CopyBases) {
 	sources := e.sources(d.Copies)
-	e.start(taskEnded{event: core.BasesCopied{}}, func(*taskEnded) error {
+	e.start(d.Lane, taskEnded{event: core.BasesCopied{}}, func(*taskEnded) error {
 		e.mail.put(copied{e.copyBases(d.Copies, sources, d.Step)})
 		return nil
 	})
@@ -543,7 +558,7 @@ func (e *Engine) update(d core.Update) {
 	sources := e.sources(d.Copies)
 	sent := e.sent
 	e.sent = nil
-	e.start(taskEnded{
+	e.start(0, taskEnded{
 		event: core.Updated{}, name: trace.Update, of: spanOf(-1, 0), take: func() {
 			e.updated = time.Now()
 			e.phase(e.updating, trace.Gather) // if it sends nothing
@@ -569,27 +584,6 @@ func (e *Engine) update(d core.Update) {
 		}
 		return nil
 	})
-}
-
-// copied brings bases.
-type copied struct{ bases map[core.Transfer][]float32 }
-
-// copyBases copies the bases of transfers, but for those whose source was altered, which the next exchange repairs.
-func (e *Engine) copyBases(copies []core.Copy, sources []*shard, step int) map[core.Transfer][]float32 {
-	bases := make(map[core.Transfer][]float32)
-	for i, c := range copies {
-		sh := sources[i]
-		lo, hi := c.Range.Lo-sh.Lo, c.Range.Hi-sh.Lo
-		m := pages.Make(core.BaseHead + (1+len(sh.state.Moments))*(hi-lo))
-		m[0] = math.Float32frombits(uint32(step))
-		for i, x := range sh.arrays() {
-			pages.Copy(m[core.BaseHead+i*(hi-lo):], x[lo:hi])
-		}
-		if e.guard.fit(c.Range, m[core.BaseHead:]) {
-			bases[c.Transfer] = m
-		}
-	}
-	return bases
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

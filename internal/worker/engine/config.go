@@ -34,10 +34,11 @@ func (l Layer) Size() (n int) {
 	return n
 }
 
-// Load fills in and target, tensors without the sample dimension, with sample i of the run. Samples are numbered across epochs.
-type Load func(i uint64, in, target tensor.Tensor) error
+// Load fills in and target, tensors without the sample dimension, with sample i of the run. Samples are numbered across epochs. A
+// pass in a lane needs it, one of at most Config.Passes at a time.
+type Load func(lane int, i uint64, in, target tensor.Tensor) error
 
-// Config describes a job, and a worker's part in it, to the engine. Every field is needed but Progress and Fast.
+// Config describes a job, and a worker's part in it, to the engine. Every field is needed but Passes, Progress and Fast.
 type Config struct {
 	// Job has the numbers of the job: GlobalBatch, MicroBatch, which divides it, ClipNorm, Seed, Zero (0 means 2), NoDigests and
 	// Verify are used here, the same on all workers. In stage 2 of ZeRO the complete gradient of a shard is at its owner and its
@@ -66,13 +67,16 @@ type Config struct {
 	Rule          zero.Rule
 	LR            func(step int) float64 // the same bits on every worker
 	Load          Load
-	// Ahead, if it is not nil, is Load for samples that are needed later. It is called by other goroutines than all else, Readers of them
+	// Ahead, if it is not nil, is as Load for samples that are needed later. It is called by other goroutines than all else, Readers of them
 	// (0: one), at the same time, and an error of it is no more than a reason to call Load.
-	Ahead   Load
+	Ahead   func(i uint64, in, target tensor.Tensor) error
 	Readers int
-	// Await calls wait, which waits until sample i has been read ahead.
-	Await func(i uint64, wait func())
-	Pool  *kernel.Pool
+	// Await calls wait, which waits for a pass in a lane until sample i has been read ahead.
+	Await func(lane int, i uint64, wait func())
+	// Passes is how many passes run at a time, each in a goroutine that keeps its thread; 0 means 1, and Lanes is the most. Pool has
+	// the threads of the worker: while several passes run, each has one, and what runs alone has all.
+	Passes int
+	Pool   *kernel.Pool
 	// Memory, if it is not nil, returns n numbers of unspecified content, for gradients and boundary tensors. Any goroutine calls it. The
 	// engine uses them until it and Network are closed.
 	Memory func(n int) []float32
@@ -83,7 +87,7 @@ type Config struct {
 	// Fast adds gradients in order of arrival, with a plain reduce-scatter between the workers of a stage, instead of over the
 	// tree. All workers still get the same result, but its last bits depend on the plan and on timing.
 	Fast bool
-	// Yield lets the computing thread yield to all other threads of the machine.
+	// Yield lets the computing threads yield to all other threads of the machine.
 	Yield bool
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
@@ -119,6 +123,8 @@ type Span struct {
 	Peer                id.WorkerID
 	Back                bool  // a boundary tensor on its way back
 	Bytes               int64 // 0: not known
+	Lane                int   // in which that was
+	Beside              int   // tasks that were computed at the same time, with this one; 0: it was the only one
 }
 
 // now returns the time if spans are wanted. Otherwise the clock is not read.
@@ -140,6 +146,13 @@ func (e *Engine) span(name string, began time.Time, of Span) {
 // spanOf is a span about a layer, or about nothing if that is -1.
 func spanOf(layer int, bytes int64) Span {
 	return Span{Stage: -1, Micro: -1, Layer: layer, Peer: -1, Bytes: bytes}
+}
+
+// laneSpan is a span about a layer, or about nothing if that is -1, in a lane.
+func (e *Engine) laneSpan(lane, layer int) Span {
+	s := spanOf(layer, 0)
+	s.Lane, s.Beside = lane, kernel.Inside(e.c.Pool)
+	return s
 }
 
 func (e *Engine) phase(step int, phase string) {

@@ -78,11 +78,11 @@ func TestFlips(t *testing.T) {
 						f.Rule, f.Zero = adam, c.zero
 						step := 0
 						load := f.Load
-						f.Load = func(n uint64, in, target tensor.Tensor) error {
+						f.Load = func(lane int, n uint64, in, target tensor.Tensor) error {
 							if n/12+1 == at {
 								flip(i, "forward")
 							}
-							return load(n, in, target)
+							return load(lane, n, in, target)
 						}
 						f.Stop = func() string {
 							if step++; step == at {

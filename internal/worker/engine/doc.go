@@ -37,12 +37,14 @@
 //
 // # Concurrency
 //
-// One goroutine, the loop, owns the core and all state of an [Engine]. One computes: passes, updates, evaluations; what it computes
-// does not depend on the number of threads in the pool, and its results travel to the loop in the message that ends the task. Each
+// One goroutine, the loop, owns the core and all state of an [Engine]. The lanes compute, each in a goroutine: passes of different
+// micro-batches side by side, and all else (updates, evaluations) in the first lane, with the threads of the pool, while the others are
+// idle. What they compute does not depend on the number of lanes and threads, and travels to the loop in the message that ends the task.
+// Gradients are added by the lanes, one at a time for each layer, over the tree, whose sums do not depend on the order. Each
 // operation of a group has a goroutine of its own, which ends before another plan is applied. All tell the loop what has come through a
 // mailbox, and so do the network and the callers. Close joins them.
 //
 // # Cancellation
 //
-// A method ends with its context; the engine can then only be closed. The computing goroutine ends after what it runs.
+// A method ends with its context; the engine can then only be closed. The lanes end after what they run.
 package engine

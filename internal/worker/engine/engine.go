@@ -27,13 +27,13 @@ type Engine struct {
 	c      Config
 	micros int
 
-	mail    mailbox
-	ctx     context.Context // of the whole engine
-	cancel  context.CancelFunc
-	ended   chan struct{} // the loop has ended
-	compute chan func()
-	tasks   sync.WaitGroup // goroutines besides the loop
-	ahead   *prefetcher    // of the computing goroutine
+	mail   mailbox
+	ctx    context.Context // of the whole engine
+	cancel context.CancelFunc
+	ended  chan struct{} // the loop has ended
+	lanes  []*lane
+	tasks  sync.WaitGroup // goroutines besides the loop
+	ahead  *prefetcher    // of the computing goroutines
 
 	// All below belongs to the loop.
 	core    *core.Worker
@@ -74,12 +74,11 @@ func New(c Config) (*Engine, error) {
 		mail:    mailbox{signal: make(chan struct{}, 1)},
 		ended:   make(chan struct{}),
 		begun:   make(chan struct{}),
-		compute: make(chan func(), 1),
 		flipper: flipper{self: c.Self.ID},
 		guard:   newGuard(&c),
 	}
 	e.ahead = newPrefetcher(4*c.MicroBatch*(c.Input.Len()+c.Target.Len()), c.Readers, func(k readKey, b *batch) error {
-		return e.read(b, e.micro(k.step, graph.Pair{Micro: k.micro}), e.c.Ahead)
+		return e.read(b, e.micro(0, k.step, graph.Pair{Micro: k.micro}), e.c.Ahead)
 	})
 	e.network.receiving = make(map[core.Ticket]*receiving)
 	e.memory.init(&c, micros, e.mergeGrads)
@@ -88,7 +87,7 @@ func New(c Config) (*Engine, error) {
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
 	job := core.Config{
 		Job: c.Job, Self: c.Self, Micros: micros, Metrics: c.Metrics, First: c.First, NormScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
-		Derive: c.Zeros,
+		Derive: c.Zeros, Passes: c.Passes,
 	}
 	if c.Rule != nil {
 		job.Moments = c.Rule.Moments()
@@ -97,13 +96,17 @@ func New(c Config) (*Engine, error) {
 		job.Layers = append(job.Layers, core.Layer{Name: l.Name, Blocks: zero.Blocks(l.Tensors)})
 	}
 	e.core = core.New(job)
-	e.tasks.Go(e.runCompute)
+	for range max(c.Passes, 1) {
+		l := &lane{tasks: make(chan func(), 1), meter: c.Meter.Thread()}
+		e.lanes = append(e.lanes, l)
+		e.tasks.Go(func() { e.runCompute(l) })
+	}
 	go e.loop()
 	e.Wake()
 	return e, nil
 }
 
-// Close ends the engine where it is, and returns when all its goroutines have ended. The computing one ends after what it runs.
+// Close ends the engine where it is, and returns when all its goroutines have ended. The computing ones end after what they run.
 func (e *Engine) Close() {
 	e.cancel()
 	<-e.ended
@@ -149,8 +152,11 @@ func (e *Engine) loop() {
 	defer close(e.ended)
 	defer func() {
 		e.opsCancel()
-		close(e.compute)
+		for _, l := range e.lanes {
+			close(l.tasks)
+		}
 		e.tasks.Wait()
+		e.ahead.close()
 		e.mail.take() // what is left is about an engine that is no more
 		e.core.Step(core.Abandon{Err: errClosed})
 		if e.req != nil {

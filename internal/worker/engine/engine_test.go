@@ -41,7 +41,7 @@ func (e *Engine) passes() (forwards, backwards int64) {
 type line struct {
 	KeepsNothing
 	b, w  []float32
-	live  int // passes in flight
+	live  atomic.Int64 // passes in flight
 	spoil func(m Micro, db, dw *float32)
 }
 
@@ -56,7 +56,7 @@ func (l *line) Forward(m Micro, in tensor.Tensor) (Pass, tensor.Tensor, error) {
 			return nil, tensor.Tensor{}, err
 		}
 	}
-	l.live++
+	l.live.Add(1)
 	p := &linePass{m: m, in: in, out: tensor.New(m.Samples, 1)}
 	for i, x := range in.F {
 		p.out.F[i] = (x + l.b[0]) * l.w[0]
@@ -76,7 +76,7 @@ func (l *line) Loss(p Pass, target tensor.Tensor) (sum float64, count int64, dou
 }
 
 func (l *line) Backward(p Pass, dout tensor.Tensor, grads Gradients) tensor.Tensor {
-	l.live--
+	l.live.Add(-1)
 	q := p.(*linePass)
 	var db, dw float32
 	for i, d := range dout.F {
@@ -94,7 +94,7 @@ func (l *line) Backward(p Pass, dout tensor.Tensor, grads Gradients) tensor.Tens
 	return tensor.Tensor{}
 }
 
-func (l *line) Drop(Pass)           { l.live-- }
+func (l *line) Drop(Pass)           { l.live.Add(-1) }
 func (l *line) Suspect(Pass) int    { return 1 }
 func (l *line) Shapes(Pass) [][]int { return nil }
 
@@ -154,7 +154,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 			Input: tensor.Spec{Shape: []int{1}}, Target: tensor.Spec{Shape: []int{1}},
 			Job:  rundir.Job{GlobalBatch: s.global, MicroBatch: s.micro},
 			Rule: zero.SGD{}, LR: func(int) float64 { return 0.05 },
-			Load: func(i uint64, in, target tensor.Tensor) error {
+			Load: func(_ int, i uint64, in, target tensor.Tensor) error {
 				in.F[0] = float32(i%7) - 3
 				target.F[0] = 2*in.F[0] + 3
 				return nil
@@ -215,8 +215,8 @@ func TestLearns(t *testing.T) {
 		t.Errorf("(x + %v)·%v, want (x + 1.5)·2", l.b, l.w)
 	}
 	forwards, backwards := e.passes()
-	if forwards != 1200 || backwards != 1200 || last.Forwards != 1200 || last.Backwards != 1200 || l.live != 0 {
-		t.Errorf("%d forwards, %d backwards, %d in flight, %+v", forwards, backwards, l.live, last)
+	if forwards != 1200 || backwards != 1200 || last.Forwards != 1200 || last.Backwards != 1200 || l.live.Load() != 0 {
+		t.Errorf("%d forwards, %d backwards, %d in flight, %+v", forwards, backwards, l.live.Load(), last)
 	}
 	// Memory: the depth of the tree, not the number of micro-batches.
 	e.Close()
@@ -347,6 +347,49 @@ func TestWorkersSameBits(t *testing.T) {
 	}
 }
 
+// Passes that run at the same time have the bits of those that run one after the other.
+func TestPassesSideBySide(t *testing.T) {
+	const steps = 4
+	run := func(passes int) (*line, []core.Result) {
+		var met sync.WaitGroup
+		met.Add(passes)
+		e, l := newLine(t, 12, 1, func(c *Config) {
+			c.Rule, c.Passes, c.Pool = adam, passes, kernel.NewPool(passes)
+			t.Cleanup(c.Pool.Close)
+			load := c.Load
+			c.Load = func(lane int, i uint64, in, target tensor.Tensor) error {
+				if i < uint64(passes) { // the first passes wait for each other
+					met.Done()
+					met.Wait()
+				}
+				return load(lane, i, in, target)
+			}
+		})
+		var all []core.Result
+		for step := 1; step <= steps; step++ {
+			r, err := e.Step(t.Context(), step)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, r)
+		}
+		e.Close()
+		return l, all
+	}
+	want, results := run(1)
+	for _, passes := range []int{2, 3, Lanes} {
+		got, all := run(passes)
+		if got.b[0] != want.b[0] || got.w[0] != want.w[0] || got.live.Load() != 0 {
+			t.Errorf("%d at a time: (x + %v)·%v, %d in flight; want (x + %v)·%v", passes, got.b, got.w, got.live.Load(), want.b, want.w)
+		}
+		for i, r := range all {
+			if w := results[i]; r.Loss != w.Loss || r.GradNorm != w.GradNorm || r.Forwards != w.Forwards || r.Backwards != w.Backwards {
+				t.Errorf("%d at a time: %+v, want %+v", passes, r, w)
+			}
+		}
+	}
+}
+
 // checkParams compares the parameters of a worker whose engine is closed.
 // Those of other owners may still have been on their way.
 func checkParams(t *testing.T, worker int, e *Engine, got, want *line) {
@@ -433,8 +476,8 @@ func TestFailedStepChangesNothing(t *testing.T) {
 				engines, stages := lines{workers: workers, global: 8, micro: 2, change: func(i int, f *Config) {
 					f.Rule = adam
 					load := f.Load
-					f.Load = func(i uint64, in, target tensor.Tensor) error {
-						err := load(i, in, target)
+					f.Load = func(lane int, i uint64, in, target tensor.Tensor) error {
+						err := load(lane, i, in, target)
 						if i >= 16 && c.load != nil {
 							err = errors.Join(err, c.load(i, target))
 						}
@@ -490,8 +533,8 @@ func TestFailedStepChangesNothing(t *testing.T) {
 				}
 				for i, e := range engines {
 					e.Close()
-					if stages[i].live != 0 {
-						t.Errorf("worker %d: %d passes were never ended", i, stages[i].live)
+					if stages[i].live.Load() != 0 {
+						t.Errorf("worker %d: %d passes were never ended", i, stages[i].live.Load())
 					}
 				}
 				two, twin := lines{workers: 1, global: 8, micro: 2, change: func(_ int, f *Config) { f.Rule = adam }}.start(t)
@@ -554,13 +597,13 @@ func TestEvaluate(t *testing.T) {
 		t.Error("an evaluation of nothing has a loss")
 	}
 	loss, _, err := e.Evaluate(t.Context(), 1, 10, sample)
-	if err != nil || seen != 10 || loss != (core.Loss{Sum: 285. / 2, Count: 10}) || l.live != 0 {
-		t.Errorf("%+v over %d samples, %d in flight: %v", loss, seen, l.live, err)
+	if err != nil || seen != 10 || loss != (core.Loss{Sum: 285. / 2, Count: 10}) || l.live.Load() != 0 {
+		t.Errorf("%+v over %d samples, %d in flight: %v", loss, seen, l.live.Load(), err)
 	}
 	l.w[0] = float32(math.Inf(1))
 	var bad *core.NonFiniteError
-	if _, _, err := e.Evaluate(t.Context(), 3, 10, sample); !errors.As(err, &bad) || bad.Step != 3 || !strings.Contains(err.Error(), "evaluation") || l.live != 0 {
-		t.Errorf("error %v, %d in flight", err, l.live)
+	if _, _, err := e.Evaluate(t.Context(), 3, 10, sample); !errors.As(err, &bad) || bad.Step != 3 || !strings.Contains(err.Error(), "evaluation") || l.live.Load() != 0 {
+		t.Errorf("error %v, %d in flight", err, l.live.Load())
 	}
 	if n, _ := e.passes(); n != 0 {
 		t.Error("evaluation was counted as training")
@@ -632,12 +675,12 @@ func TestStepEnds(t *testing.T) {
 			entered, leave := make(chan struct{}), make(chan struct{})
 			e, l := newLine(t, 4, 1, func(c *Config) {
 				load := c.Load
-				c.Load = func(i uint64, in, target tensor.Tensor) error {
+				c.Load = func(lane int, i uint64, in, target tensor.Tensor) error {
 					if i == 2 {
 						close(entered)
 						<-leave
 					}
-					return load(i, in, target)
+					return load(lane, i, in, target)
 				}
 			})
 			ctx, cancel := context.WithCancel(t.Context())
@@ -663,8 +706,8 @@ func TestStepEnds(t *testing.T) {
 			if _, err := e.Step(t.Context(), 1); err == nil {
 				t.Error("a closed engine goes on")
 			}
-			if l.live != 0 || l.b[0] != 0 || l.w[0] != 1 {
-				t.Errorf("%d passes in flight, (x + %v)·%v", l.live, l.b, l.w)
+			if l.live.Load() != 0 || l.b[0] != 0 || l.w[0] != 1 {
+				t.Errorf("%d passes in flight, (x + %v)·%v", l.live.Load(), l.b, l.w)
 			}
 		})
 	}
@@ -675,13 +718,13 @@ func TestStepEnds(t *testing.T) {
 func TestPanicArrives(t *testing.T) {
 	for name, spoil := range map[string]func(c *Config, l **line){
 		"data": func(c *Config, _ **line) {
-			c.Load = func(uint64, tensor.Tensor, tensor.Tensor) error { return panicker() }
+			c.Load = func(int, uint64, tensor.Tensor, tensor.Tensor) error { return panicker() }
 		},
 		"backward": func(c *Config, l **line) {
 			load := c.Load
-			c.Load = func(i uint64, in, target tensor.Tensor) error {
+			c.Load = func(lane int, i uint64, in, target tensor.Tensor) error {
 				(*l).spoil = func(Micro, *float32, *float32) { _ = panicker() }
-				return load(i, in, target)
+				return load(lane, i, in, target)
 			}
 		},
 	} {
@@ -801,7 +844,7 @@ func TestCloseJoins(t *testing.T) {
 				for _, e := range engines {
 					e.Close()
 					e.Close()
-					if len(e.compute) != 0 || e.req != nil || e.opsCtx.Err() == nil {
+					if e.req != nil || e.opsCtx.Err() == nil {
 						t.Error("something goes on")
 					}
 				}

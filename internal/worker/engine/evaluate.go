@@ -142,8 +142,8 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 	measured := core.Measured{Metrics: e.measure(&micro)}
 	var in, target tensor.Tensor
 	if s == 0 || s == last {
-		b := e.batch()
-		defer func() { e.batches = append(e.batches, b) }()
+		b := e.batches.get()
+		defer e.batches.put(b)
 		if err := b.load(micro.Samples, func(i int, in, target tensor.Tensor) error { return v.sample(first+i, in, target) }); err != nil {
 			return err
 		}

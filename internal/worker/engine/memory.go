@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -52,7 +53,8 @@ type memory struct {
 
 	free    pool
 	late    []lateBuffer
-	batches []*batch // not in use; of the computing goroutine
+	batches batches
+	adding  []sync.Mutex // held while gradients of a layer are added
 }
 
 func (m *memory) init(c *Config, micros int, merge func(left, right []float32) []float32) {
@@ -64,6 +66,8 @@ func (m *memory) init(c *Config, micros int, merge func(left, right []float32) [
 	m.tensors, m.made = make(map[key.Tensor]*boundary), make(map[key.Tensor]tensor.Tensor)
 	m.works = make(map[graph.Pair]*task)
 	m.grads, m.plain = make([]*tree.Sums[[]float32], len(c.Layers)), make([][]float32, len(c.Layers))
+	m.adding = make([]sync.Mutex, len(c.Layers))
+	m.batches.make = func() *batch { return &batch{makeBatch(c.Input, c.MicroBatch), makeBatch(c.Target, c.MicroBatch)} }
 	m.losses = tree.NewSums(micros, core.Measured.Add)
 	m.blocks, m.incoming = make(map[blockArray][]float32), make(map[id.Range]*incoming)
 }
@@ -346,6 +350,27 @@ func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
 	return sh, nil
 }
 
+// copied brings bases.
+type copied struct{ bases map[core.Transfer][]float32 }
+
+// copyBases copies the bases of transfers, but for those whose source was altered, which the next exchange repairs.
+func (e *Engine) copyBases(copies []core.Copy, sources []*shard, step int) map[core.Transfer][]float32 {
+	bases := make(map[core.Transfer][]float32)
+	for i, c := range copies {
+		sh := sources[i]
+		lo, hi := c.Range.Lo-sh.Lo, c.Range.Hi-sh.Lo
+		m := pages.Make(core.BaseHead + (1+len(sh.state.Moments))*(hi-lo))
+		m[0] = math.Float32frombits(uint32(step))
+		for i, x := range sh.arrays() {
+			pages.Copy(m[core.BaseHead+i*(hi-lo):], x[lo:hi])
+		}
+		if e.guard.fit(c.Range, m[core.BaseHead:]) {
+			bases[c.Transfer] = m
+		}
+	}
+	return bases
+}
+
 // place writes parameters where a layer reads them. What lies there already is not touched, because it may be on its way to others.
 func place(to, params []float32) {
 	if same := len(to) > 0 && &to[0] == &params[0]; !same && !slices.Equal(to, params) {
@@ -459,7 +484,7 @@ func (e *Engine) mergeGrads(left, right []float32) []float32 {
 	return left
 }
 
-// pool keeps memory of float32 for reuse, by size. The zero value is ready. The loop and the computing goroutine share it.
+// pool keeps memory of float32 for reuse, by size. The zero value is ready. The loop and the computing goroutines share it.
 type pool struct {
 	mu   sync.Mutex
 	free map[int][][]float32
@@ -491,6 +516,31 @@ func (p *pool) put(x []float32) {
 
 // batch is memory for the samples of one micro-batch.
 type batch struct{ in, target tensor.Tensor }
+
+// batches keeps that memory for reuse.
+type batches struct {
+	mu   sync.Mutex
+	free []*batch
+	make func() *batch
+}
+
+func (b *batches) get() *batch {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := len(b.free)
+	if n == 0 {
+		return b.make()
+	}
+	x := b.free[n-1]
+	b.free = b.free[:n-1]
+	return x
+}
+
+func (b *batches) put(all ...*batch) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.free = append(b.free, all...)
+}
 
 func makeBatch(s tensor.Spec, samples int) tensor.Tensor {
 	return tensor.Make(s.Kind, append([]int{samples}, s.Shape...)...)

@@ -144,7 +144,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 		for l := range layers {
 			layers[l] = Layer{Name: fmt.Sprint(l), Tensors: []zero.Tensor{{Size: combParams}}}
 		}
-		pool := kernel.NewPool(1)
+		pool := kernel.NewPool(1 + i%3)
 		t.Cleanup(pool.Close)
 		e, err := New(Config{
 			Self: v.Workers[i], Network: networks[i], Groups: make(map[uint16]*group.Group), First: control.Order{Plan: c.first, Peers: c.peers},
@@ -166,11 +166,11 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 			Input: tensor.Spec{Shape: []int{1}}, Target: tensor.Spec{Shape: []int{1}},
 			Job:  rundir.Job{GlobalBatch: 2 * combMicros, MicroBatch: 2, ClipNorm: 1},
 			Rule: adam, LR: func(step int) float64 { return 0.01 / float64(step) },
-			Load: func(i uint64, in, target tensor.Tensor) error {
+			Load: func(_ int, i uint64, in, target tensor.Tensor) error {
 				in.F[0], target.F[0] = float32(i%7)-3, float32(i%5)
 				return nil
 			},
-			Pool: pool,
+			Pool: pool, Passes: 1 + i%3,
 			Stop: func() string { return "" },
 			Tell: func(m control.Message) {
 				switch m := m.(type) {

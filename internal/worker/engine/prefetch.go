@@ -22,7 +22,7 @@ const (
 // readKey names the samples of a micro-batch.
 type readKey struct{ step, micro int }
 
-// prefetcher reads ahead. Its methods are for one goroutine, but for close.
+// prefetcher reads ahead.
 type prefetcher struct {
 	read    func(readKey, *batch) error
 	readers int // goroutines
@@ -206,6 +206,6 @@ func (e *Engine) readAhead(m Micro) (b *batch, read bool) {
 	if !e.ahead.has(readKey{m.Step, m.Index}) {
 		return nil, false
 	}
-	e.c.Await(order.First(m.Step, e.c.GlobalBatch, m.First), func() { b, read = e.ahead.take(readKey{m.Step, m.Index}) })
+	e.c.Await(m.Lane, order.First(m.Step, e.c.GlobalBatch, m.First), func() { b, read = e.ahead.take(readKey{m.Step, m.Index}) })
 	return b, read
 }

@@ -72,13 +72,14 @@ func (u unused) Buffer(layer int) []float32  { return u.e.free.get(len(u.e.c.Lay
 func (u unused) Done(_ int, grad []float32)  { u.e.free.put(grad) }
 func (unused) Sum(int, tree.Node, []float32) { panic("engine: a repeated pass was kept") }
 func (unused) Last() bool                    { return false }
+func (unused) Lane() int                     { return 0 }
 
 // repeat runs both passes of a pair, and keeps digests of them only.
 func (e *Engine) repeat(d core.Repeat) {
-	w := e.newTask(d.Step, d.Pair, d.Digests)
+	w := e.newTask(0, d.Step, d.Pair, d.Digests)
 	e.takeGradient(w, d.Pair)
 	w.micro.Ready = func(layer int) error { return e.gates[layer].wait(e.ctx) }
-	e.start(taskEnded{event: core.Repeated{}, take: func() { e.spot[1] = w.witness.digests }}, func(*taskEnded) error {
+	e.start(0, taskEnded{event: core.Repeated{}, take: func() { e.spot[1] = w.witness.digests }}, func(*taskEnded) error {
 		if _, _, err := w.forward(e); err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/platform/progress"
 )
 
 // Micro names the work of one pass: a micro-batch of a step.
@@ -15,6 +16,7 @@ type Micro struct {
 	Of      int // micro-batches of the step
 	Samples int
 	Train   bool // false in evaluation, where no Backward follows
+	Lane    int  // of the goroutine that calls Forward and Loss, from 0 to Lanes-1
 
 	// Target has the targets, in the last stage, so that Forward can go on with the loss.
 	Target tensor.Tensor
@@ -41,8 +43,12 @@ type Micro struct {
 // Pass is a micro-batch in flight through a stage: what Backward needs of Forward. Only its stage knows what it is.
 type Pass any
 
+// Lanes bounds the passes that a worker runs at a time.
+const Lanes = progress.Lanes
+
 // Stage is a contiguous range of layers that a worker holds. A micro-batch goes through Forward, Loss (in the last stage) and
-// Backward; several may be in flight. Between passes, a stage keeps nothing but memory for reuse, and gradients.
+// Backward; several may be in flight, and as many goroutines as Config.Passes says run them, each in a lane of its own. Between passes,
+// a stage keeps nothing but memory for reuse, and gradients.
 type Stage interface {
 	// Forward computes the stage's output. in must stay unchanged until the pass has ended, and out is valid until then. The only
 	// errors are those of m.Ready, after which there is no pass.
@@ -55,7 +61,7 @@ type Stage interface {
 	// Backward computes the gradients from that of the output, and ends the pass. For every layer, last to first, it asks grads for
 	// memory, sets all of it and says so. Where grads.Last is false, and Micro.Made nil, it may keep the gradients of all layers instead,
 	// and add them where they are made, in the order of package tree: the next Backward with Last, or HandOver, hands over sums. din is
-	// valid until the next Backward.
+	// valid until the next Backward in the same lane.
 	Backward(p Pass, dout tensor.Tensor, grads Gradients) (din tensor.Tensor)
 
 	// HandOver hands over all gradients that are kept, and Forget gives them up.
@@ -92,4 +98,6 @@ type Gradients interface {
 	Sum(layer int, of tree.Node, grad []float32)
 	// Last reports whether all that is kept is to be handed over.
 	Last() bool
+	// Lane is that of the goroutine that runs the pass. It need not be the one that has run Forward.
+	Lane() int
 }

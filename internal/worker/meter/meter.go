@@ -37,21 +37,25 @@ const window = 8
 // shareWindow is how many laps of a layer make its share.
 const shareWindow = 24
 
-// A Meter measures one pass at a time. Its methods but Layers are for the
-// computing goroutine, which keeps its thread.
+// A Meter keeps what its threads measure. Any goroutine may use it.
 type Meter struct {
-	delay func() time.Duration // that the thread has waited for a processor so far
-
-	// The pass.
-	laps  []lap
-	told  []lap     // by Took; they count instead of laps
-	at    time.Time // when the lap began
-	spent time.Duration
-	late  time.Duration // delay at the beginning
-
 	mu     sync.Mutex
 	stages map[int]*stage // by first layer
 	count  uint64         // passes that counted
+}
+
+// A Thread measures the passes of one computing goroutine, which keeps its thread: one pass at a time.
+type Thread struct {
+	to    *Meter
+	delay func() time.Duration // that the thread has waited for a processor so far
+
+	// The pass.
+	beside int // passes that ran at the same time, this one included
+	laps   []lap
+	told   []lap     // by Took; they count instead of laps
+	at     time.Time // when the lap began
+	spent  time.Duration
+	late   time.Duration // delay at the beginning
 }
 
 type lap struct {
@@ -94,25 +98,31 @@ func (r recent) trimmed() time.Duration {
 
 // New returns a meter.
 func New() *Meter {
-	return &Meter{delay: func() time.Duration { return 0 }, stages: make(map[int]*stage)}
+	return &Meter{stages: make(map[int]*stage)}
+}
+
+// Thread returns what measures the passes of one more goroutine.
+func (m *Meter) Thread() *Thread {
+	return &Thread{to: m, delay: func() time.Duration { return 0 }}
 }
 
 // Attach makes the calling goroutine, which keeps its thread, the computing one
 // until detach is called.
-func (m *Meter) Attach() (detach func()) {
+func (m *Thread) Attach() (detach func()) {
 	var stop func()
 	m.delay, stop = platform.ThreadDelay()
 	return stop
 }
 
-// Begin begins a pass.
-func (m *Meter) Begin() {
-	m.laps, m.told, m.spent, m.late = m.laps[:0], m.told[:0], 0, m.delay()
+// Begin begins a pass beside which others run: so many with this one. Each takes a share of the worker, so that its time counts for as
+// much less.
+func (m *Thread) Begin(beside int) {
+	m.laps, m.told, m.spent, m.late, m.beside = m.laps[:0], m.told[:0], 0, m.delay(), beside
 	m.at = time.Now()
 }
 
 // Lap begins a layer of the pass. The time before the first one is the first one's.
-func (m *Meter) Lap(layer int) {
+func (m *Thread) Lap(layer int) {
 	if len(m.laps) > 0 {
 		m.close()
 	}
@@ -120,10 +130,10 @@ func (m *Meter) Lap(layer int) {
 }
 
 // Took says how long a layer of the pass has computed in another process. Then what is told counts, and not the time of this thread.
-func (m *Meter) Took(layer int, d time.Duration) { m.told = append(m.told, lap{layer, d}) }
+func (m *Thread) Took(layer int, d time.Duration) { m.told = append(m.told, lap{layer, d}) }
 
 // close ends the lap.
-func (m *Meter) close() {
+func (m *Thread) close() {
 	now := time.Now()
 	m.laps[len(m.laps)-1].took += m.spent + now.Sub(m.at)
 	m.at, m.spent = now, 0
@@ -131,7 +141,7 @@ func (m *Meter) close() {
 
 // Hold stops the time until the returned function is called, for a wait that the
 // worker does not cause.
-func (m *Meter) Hold() (resume func()) {
+func (m *Thread) Hold() (resume func()) {
 	began := m.delay()
 	m.spent += time.Since(m.at)
 	return func() {
@@ -140,8 +150,8 @@ func (m *Meter) Hold() (resume func()) {
 	}
 }
 
-// End ends a pass through layers lo to hi-1.
-func (m *Meter) End(d Direction, lo, hi int) {
+// End ends a pass through layers lo to hi-1, at the end of which so many ran.
+func (m *Thread) End(d Direction, lo, hi, beside int) {
 	if len(m.laps)+len(m.told) == 0 {
 		return
 	}
@@ -155,9 +165,13 @@ func (m *Meter) End(d Direction, lo, hi int) {
 		total += l.took
 	}
 	total -= min(waited, total)
-	if total <= 0 {
-		return
+	if total /= time.Duration(max(m.beside, beside, 1)); total > 0 {
+		m.to.take(d, lo, hi, total, laps)
 	}
+}
+
+// take takes what a pass has measured.
+func (m *Meter) take(d Direction, lo, hi int, total time.Duration, laps []lap) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.stages[lo]

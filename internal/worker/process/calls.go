@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -12,14 +13,33 @@ import (
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
-// Calls says which call of user code runs. One goroutine at a time calls user code, and any goroutine may look. A call costs a few
-// atomic stores and reads no clock: a heartbeat that sees the same call as the one before knows how long it has run.
+// Calls says which call of user code runs in a lane of the engine, or outside of passes. One goroutine at a time makes calls there, and
+// any goroutine may look. A call costs a few atomic operations and reads no clock: a heartbeat that sees the same call as the one before
+// knows how long it has run.
 //
 // A nil Calls records nothing.
 type Calls struct {
 	call   atomic.Uint64 // number, layer and kind; 0 between calls
 	sample atomic.Int64
-	number uint64 // of the newest call
+	first  *Calls // lane; nil: this is it
+
+	// Of the first lane:
+	number atomic.Uint64 // of the newest call in any
+	mu     sync.Mutex
+	others []*Calls
+}
+
+// Lane returns what records the calls in a lane; called on the first lane, which is number 0.
+func (c *Calls) Lane(number int) *Calls {
+	if c == nil || number == 0 {
+		return c
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.others) < number {
+		c.others = append(c.others, &Calls{first: c})
+	}
+	return c.others[number-1]
 }
 
 // The bits of Calls.call, from the lowest.
@@ -35,9 +55,12 @@ func (c *Calls) Enter(kind control.CallKind, layer, sample int) (before uint64) 
 		return 0
 	}
 	before = c.call.Load()
-	c.number++
+	first := c.first
+	if first == nil {
+		first = c
+	}
 	c.sample.Store(int64(sample))
-	c.call.Store(c.number<<(kindBits+layerBits) | uint64(layer)<<kindBits | uint64(kind))
+	c.call.Store(first.number.Add(1)<<(kindBits+layerBits) | uint64(layer)<<kindBits | uint64(kind))
 	return before
 }
 
@@ -48,7 +71,20 @@ func (c *Calls) Leave(before uint64) {
 	}
 }
 
-// Running returns the call that runs, without times; of kind NoCall for none.
+// Oldest returns of the calls that run in all lanes the one that began first, without times; of kind NoCall for none.
+func (c *Calls) Oldest() control.Call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	oldest := c.Running()
+	for _, lane := range c.others {
+		if call := lane.Running(); call.Kind != control.NoCall && (oldest.Kind == control.NoCall || call.Number < oldest.Number) {
+			oldest = call
+		}
+	}
+	return oldest
+}
+
+// Running returns the call that runs in this lane, without times; of kind NoCall for none.
 func (c *Calls) Running() control.Call {
 	for {
 		call, sample := c.call.Load(), c.sample.Load()

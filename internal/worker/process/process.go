@@ -60,6 +60,8 @@ type Job struct {
 
 	// Stage makes layers [lo, hi) run, whose parameters are held.
 	Stage func(lo, hi int, pool *kernel.Pool) engine.Stage
+	// OnePass says that stages run one pass at a time.
+	OnePass bool
 	// Memory is [engine.Config.Memory], and Free takes all back that it has returned. They are nil for memory of the heap.
 	Memory func(n int) []float32
 	Free   func()
@@ -180,6 +182,22 @@ func Panicked(step int, where string, v any) *PanicError {
 		v, stack = p.Value, p.Stack
 	}
 	return &PanicError{Step: step, Where: where, Value: v, Stack: trimStack(stack)}
+}
+
+// passes returns how many passes a worker of so many threads runs at a time: each takes memory, so many threads share one pass.
+func (j *Job) passes(threads int) int {
+	if j.OnePass || threads > engine.Lanes {
+		return 1
+	}
+	return threads
+}
+
+// laneOf returns the lane of a panic.
+func laneOf(v any) int {
+	if p, ok := v.(*kernel.Panic); ok {
+		return p.Lane
+	}
+	return 0
 }
 
 // trimStack drops the frames of the panic machinery, which lie above the one
@@ -303,7 +321,7 @@ func Main(launched control.Identity, makeJob Make) int {
 	}
 	// The runtime's own handler cannot show the stack of a goroutine that computes without a pause.
 	defer heed(own.quit, func() {
-		writeStacks(os.Stderr, w.doing())
+		writeStacks(os.Stderr, w.doing(w.calls.Oldest()))
 		os.Exit(exitQuit)
 	})()
 	err = w.Serve(ctx, makeJob)

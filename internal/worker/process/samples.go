@@ -113,15 +113,15 @@ func (v *verdicts) open(s *samples) error {
 	return nil
 }
 
-// load reads sample i of the run for a pass of the step that has it.
-func (s *samples) load(ctx context.Context, i uint64, in, target tensor.Tensor) error {
+// load reads sample i of the run for a pass in a lane, of the step that has it.
+func (s *samples) load(ctx context.Context, lane int, i uint64, in, target tensor.Tensor) error {
 	for {
 		s.mu.Lock()
 		at := place{i + s.shift, s.skips[i+s.shift]}
 		q := s.open[at]
 		s.mu.Unlock()
 		if q == nil {
-			err := s.readFor(s.w.calls, at, in, target)
+			err := s.readFor(s.w.calls.Lane(lane), at, in, target)
 			if errors.Is(err, errElsewhere) {
 				continue
 			}
@@ -338,9 +338,10 @@ func (s *samples) ahead(i uint64, in, target tensor.Tensor) error {
 	return s.readFor(nil, at, in, target)
 }
 
-// await records a call of user code while a pass waits for sample i, which is being read ahead.
-func (s *samples) await(i uint64, wait func()) {
-	before := s.w.calls.Enter(control.CallSample, 0, s.index(i+s.shift))
+// await records a call of user code while a pass in a lane waits for sample i, which is being read ahead.
+func (s *samples) await(lane int, i uint64, wait func()) {
+	calls := s.w.calls.Lane(lane)
+	before := calls.Enter(control.CallSample, 0, s.index(i+s.shift))
 	wait()
-	s.w.calls.Leave(before)
+	calls.Leave(before)
 }

@@ -63,7 +63,7 @@ func TestSampleIsThatOfTheLedger(t *testing.T) {
 	in := tensor.Make(tensor.Int32, 1)
 	load := func() int {
 		t.Helper()
-		if err := s.load(t.Context(), sample, in, tensor.Tensor{}); err != nil {
+		if err := s.load(t.Context(), 0, sample, in, tensor.Tensor{}); err != nil {
 			t.Fatal(err)
 		}
 		return int(in.I[0])
@@ -115,7 +115,7 @@ func TestSampleIsThatOfTheLedger(t *testing.T) {
 		t.Errorf("sample %d", got)
 	}
 	during = func() error { return unreadable }
-	if err := s.load(t.Context(), sample, in, tensor.Tensor{}); !errors.Is(err, unreadable) || len(s.open) > 0 {
+	if err := s.load(t.Context(), 0, sample, in, tensor.Tensor{}); !errors.Is(err, unreadable) || len(s.open) > 0 {
 		t.Errorf("%v, and %d open questions", err, len(s.open))
 	}
 }

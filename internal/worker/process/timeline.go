@@ -21,7 +21,7 @@ type timeline struct {
 
 	mu     sync.Mutex
 	began  time.Time
-	waited time.Duration // for parameters, by the pass that runs
+	waited [engine.Lanes]time.Duration // for parameters, by the pass that runs in a lane
 	t      control.Timeline
 }
 
@@ -33,7 +33,7 @@ func (l *timeline) begin(step int, now time.Time) {
 		return
 	}
 	l.mu.Lock()
-	l.began, l.waited, l.t = now, 0, control.Timeline{Step: step, Began: now.UnixMicro()}
+	l.began, l.waited, l.t = now, [engine.Lanes]time.Duration{}, control.Timeline{Step: step, Began: now.UnixMicro()}
 	l.mu.Unlock()
 	l.active.Store(int64(step))
 }
@@ -73,16 +73,16 @@ func (l *timeline) add(x engine.Span) {
 	defer l.mu.Unlock()
 	switch {
 	case x.Name == trace.Gather: // part of the forward pass that follows
-		l.waited += x.End.Sub(x.Start)
+		l.waited[x.Lane] += x.End.Sub(x.Start)
 	case x.Name != trace.Forward && x.Name != trace.Backward:
 	case len(l.t.Passes) == control.MaxPasses:
 		l.t.Cut = true
 	default:
 		l.t.Passes = append(l.t.Passes, control.Pass{
 			Backward: x.Name == trace.Backward, Layer: x.First, Micro: x.Micro,
-			From: l.since(x.Start), To: l.since(x.End), Wait: l.waited.Microseconds(),
+			From: l.since(x.Start), To: l.since(x.End), Wait: l.waited[x.Lane].Microseconds(),
 		})
-		l.waited = 0
+		l.waited[x.Lane] = 0
 	}
 }
 
@@ -101,7 +101,7 @@ const memoryEvery = 10 * time.Second
 
 // measure returns the next heartbeat, with measurements if a step ended since the last one.
 func (w *Worker) measure(last *measured) control.Beat {
-	b := control.Beat{Call: last.call.look(w.calls.Running(), time.Now(), platform.Queued), Rejected: w.self.Rejected.Counts()}
+	b := control.Beat{Call: last.call.look(w.calls.Oldest(), time.Now(), platform.Queued), Rejected: w.self.Rejected.Counts()}
 	step := w.committed.Load()
 	if step <= last.step {
 		last.step = step // lower after a rollback

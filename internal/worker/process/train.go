@@ -147,10 +147,13 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Metrics: len(j.Metrics),
 		Rule:    j.Rule,
 		LR:      j.LR,
-		Load:    func(i uint64, in, target tensor.Tensor) error { return w.samples.load(ctx, i, in, target) },
+		Load: func(lane int, i uint64, in, target tensor.Tensor) error {
+			return w.samples.load(ctx, lane, i, in, target)
+		},
 		Ahead:   w.samples.ahead,
 		Readers: j.Readers,
 		Await:   w.samples.await,
+		Passes:  j.passes(pool.Threads()),
 		Pool:    pool,
 		Meter:   w.meter,
 		Fast:    start.Reduction == "fast",

@@ -253,7 +253,7 @@ func (w *Worker) receive(ctx context.Context, begin func(*Worker)) error {
 func (w *Worker) guard(j **Job, makeJob Make) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = Panicked(w.step, w.doing(), v)
+			err = Panicked(w.step, w.doing(w.calls.Lane(laneOf(v)).Running()), v)
 		}
 	}()
 	if *j == nil {
@@ -264,9 +264,9 @@ func (w *Worker) guard(j **Job, makeJob Make) (err error) {
 	return w.run(w.ctx, *j)
 }
 
-// doing names the call of user code that runs, "" if none does.
-func (w *Worker) doing() string {
-	call, layer := w.calls.Running(), ""
+// doing names a call of user code, "" if it is none.
+func (w *Worker) doing(call control.Call) string {
+	layer := ""
 	if j := w.job.Load(); j != nil && call.Layer < len(j.Params.Layers) {
 		layer = j.Params.Layers[call.Layer].Name
 	}

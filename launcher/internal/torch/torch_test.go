@@ -478,6 +478,7 @@ type gathered map[int][]float32
 
 func (gathered) Buffer(int) []float32                    { return make([]float32, 1) }
 func (gathered) Last() bool                              { return true }
+func (gathered) Lane() int                               { return 0 }
 func (gathered) Sum(layer int, _ tree.Node, _ []float32) { panic("a sum of gradients") }
 func (g gathered) Done(layer int, grad []float32) {
 	g[layer] = append(g[layer], grad...)
@@ -607,6 +608,7 @@ type summed struct {
 
 func (*summed) Buffer(int) []float32 { return make([]float32, 1) }
 func (s *summed) Last() bool         { return s.last }
+func (s *summed) Lane() int          { return 0 }
 func (*summed) Done(int, []float32)  { panic("a gradient by itself") }
 
 func (s *summed) Sum(layer int, of tree.Node, grad []float32) {
