@@ -3,6 +3,7 @@ package trainer
 import (
 	"fmt"
 
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/rng"
 )
@@ -104,16 +105,7 @@ func (i Init) Fill(x []float32, seed uint64, layer, param int) {
 			x[j] = i.Scale
 		}
 	case InitNormal:
-		s := rng.New(seed, rng.Place{Sample: uint32(param), Layer: uint16(layer)})
-		var some [1024]float64
-		for len(x) > 0 {
-			n := some[:min(len(x), len(some))]
-			s.Normals(n)
-			for j, v := range n {
-				x[j] = float32(float64(i.Scale) * v)
-			}
-			x = x[len(n):]
-		}
+		kernel.Normals(x, seed, rng.Place{Sample: uint32(param), Layer: uint16(layer)}, i.Scale)
 	case InitUniform:
 		s := rng.New(seed, rng.Place{Sample: uint32(param), Layer: uint16(layer)})
 		for j := range x {

@@ -56,6 +56,9 @@ func digestAVX2(acc *[64]uint32, x []float32)
 func dropoutAVX2(dst []float32, x []float32, threshold uint32, scale float32, ctr *uint32, key *uint32)
 
 //go:noescape
+func normalsAVX2(dst []float32, scale float32, ctr *uint32, key *uint32)
+
+//go:noescape
 func adamWAVX2(params []float32, m []float32, v []float32, grad []float32, h *float32)
 
 //go:noescape

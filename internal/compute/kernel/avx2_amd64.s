@@ -1147,10 +1147,10 @@ TEXT ·dropoutAVX2(SB), NOSPLIT, $88-72
 	MOVL BX, 76(SP)
 	ADDL $0x9e3779b9, SI
 	ADDL $0xbb67ae85, BX
-	MOVL threshold+48(FP), BX
-	MOVL BX, 80(SP)
 	MOVQ ctr+56(FP), BX
 	MOVL (BX), SI
+	MOVL threshold+48(FP), DI
+	MOVL DI, 80(SP)
 
 loop:
 	VMOVD        SI, X0
@@ -1684,6 +1684,1406 @@ DATA kcd9e8d57_avx2<>+52(SB)/4, $0xcd9e8d57
 DATA kcd9e8d57_avx2<>+56(SB)/4, $0xcd9e8d57
 DATA kcd9e8d57_avx2<>+60(SB)/4, $0xcd9e8d57
 GLOBL kcd9e8d57_avx2<>(SB), RODATA|NOPTR, $64
+
+// func normalsAVX2(dst []float32, scale float32, ctr *uint32, key *uint32)
+// Requires: AVX, AVX2
+TEXT ·normalsAVX2(SB), NOSPLIT, $88-48
+	MOVQ      dst_len+8(FP), AX
+	MOVQ      dst_base+0(FP), CX
+	SHRQ      $0x04, AX
+	JZ        done
+	MOVQ      key+40(FP), DX
+	MOVL      (DX), BX
+	MOVL      4(DX), DX
+	MOVL      BX, (SP)
+	MOVL      DX, 4(SP)
+	ADDL      $0x9e3779b9, BX
+	ADDL      $0xbb67ae85, DX
+	MOVL      BX, 8(SP)
+	MOVL      DX, 12(SP)
+	ADDL      $0x9e3779b9, BX
+	ADDL      $0xbb67ae85, DX
+	MOVL      BX, 16(SP)
+	MOVL      DX, 20(SP)
+	ADDL      $0x9e3779b9, BX
+	ADDL      $0xbb67ae85, DX
+	MOVL      BX, 24(SP)
+	MOVL      DX, 28(SP)
+	ADDL      $0x9e3779b9, BX
+	ADDL      $0xbb67ae85, DX
+	MOVL      BX, 32(SP)
+	MOVL      DX, 36(SP)
+	ADDL      $0x9e3779b9, BX
+	ADDL      $0xbb67ae85, DX
+	MOVL      BX, 40(SP)
+	MOVL      DX, 44(SP)
+	ADDL      $0x9e3779b9, BX
+	ADDL      $0xbb67ae85, DX
+	MOVL      BX, 48(SP)
+	MOVL      DX, 52(SP)
+	ADDL      $0x9e3779b9, BX
+	ADDL      $0xbb67ae85, DX
+	MOVL      BX, 56(SP)
+	MOVL      DX, 60(SP)
+	ADDL      $0x9e3779b9, BX
+	ADDL      $0xbb67ae85, DX
+	MOVL      BX, 64(SP)
+	MOVL      DX, 68(SP)
+	ADDL      $0x9e3779b9, BX
+	ADDL      $0xbb67ae85, DX
+	MOVL      BX, 72(SP)
+	MOVL      DX, 76(SP)
+	ADDL      $0x9e3779b9, BX
+	ADDL      $0xbb67ae85, DX
+	MOVQ      ctr+32(FP), DX
+	MOVL      (DX), BX
+	VXORPS    X0, X0, X0
+	VCVTSS2SD scale+24(FP), X0, X0
+	VMOVSD    X0, 80(SP)
+
+loop:
+	VMOVD        BX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       count_avx2<>+0(SB), Y0, Y0
+	VPBROADCASTD 4(DX), Y1
+	VPBROADCASTD 8(DX), Y2
+	VPBROADCASTD 12(DX), Y3
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y4
+	VPSRLQ       $0x20, Y0, Y0
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y0
+	VMOVSHDUP    Y4, Y5
+	VPSLLQ       $0x20, Y0, Y6
+	VPBLENDD     $0xaa, Y6, Y4, Y6
+	VPBLENDD     $0xaa, Y0, Y5, Y5
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y2
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y2, Y7
+	VPBLENDD     $0xaa, Y7, Y0, Y7
+	VPBLENDD     $0xaa, Y2, Y4, Y4
+	VPXOR        Y1, Y4, Y4
+	VPXOR        Y3, Y5, Y5
+	VPBROADCASTD (SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 4(SP), Y0
+	VPXOR        Y0, Y5, Y5
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y3
+	VPBLENDD     $0xaa, Y3, Y0, Y3
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y5, Y0
+	VPSRLQ       $0x20, Y5, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y5
+	VPBLENDD     $0xaa, Y5, Y0, Y5
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPXOR        Y7, Y4, Y4
+	VPXOR        Y6, Y2, Y2
+	VPBROADCASTD 8(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 12(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y6
+	VPBLENDD     $0xaa, Y6, Y0, Y6
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y7
+	VPBLENDD     $0xaa, Y7, Y0, Y7
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPXOR        Y5, Y2, Y2
+	VPXOR        Y3, Y4, Y4
+	VPBROADCASTD 16(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPBROADCASTD 20(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y3
+	VPBLENDD     $0xaa, Y3, Y0, Y3
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y5
+	VPBLENDD     $0xaa, Y5, Y0, Y5
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPXOR        Y7, Y4, Y4
+	VPXOR        Y6, Y2, Y2
+	VPBROADCASTD 24(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 28(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y6
+	VPBLENDD     $0xaa, Y6, Y0, Y6
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y7
+	VPBLENDD     $0xaa, Y7, Y0, Y7
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPXOR        Y5, Y2, Y2
+	VPXOR        Y3, Y4, Y4
+	VPBROADCASTD 32(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPBROADCASTD 36(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y3
+	VPBLENDD     $0xaa, Y3, Y0, Y3
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y5
+	VPBLENDD     $0xaa, Y5, Y0, Y5
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPXOR        Y7, Y4, Y4
+	VPXOR        Y6, Y2, Y2
+	VPBROADCASTD 40(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 44(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y6
+	VPBLENDD     $0xaa, Y6, Y0, Y6
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y7
+	VPBLENDD     $0xaa, Y7, Y0, Y7
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPXOR        Y5, Y2, Y2
+	VPXOR        Y3, Y4, Y4
+	VPBROADCASTD 48(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPBROADCASTD 52(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y3
+	VPBLENDD     $0xaa, Y3, Y0, Y3
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y5
+	VPBLENDD     $0xaa, Y5, Y0, Y5
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPXOR        Y7, Y4, Y4
+	VPXOR        Y6, Y2, Y2
+	VPBROADCASTD 56(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 60(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y6
+	VPBLENDD     $0xaa, Y6, Y0, Y6
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y7
+	VPBLENDD     $0xaa, Y7, Y0, Y7
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPXOR        Y5, Y2, Y2
+	VPXOR        Y3, Y4, Y4
+	VPBROADCASTD 64(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPBROADCASTD 68(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y3
+	VPBLENDD     $0xaa, Y3, Y0, Y3
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y5
+	VPBLENDD     $0xaa, Y5, Y0, Y5
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPXOR        Y7, Y4, Y4
+	VPXOR        Y6, Y2, Y2
+	VPBROADCASTD 72(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 76(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y0
+	VPMOVZXDQ    X4, Y1
+	VPSRLQ       $0x0b, Y1, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPMOVZXDQ    X5, Y6
+	VPOR         q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VMULPD       q3df0000000000000_avx2<>+0(SB), Y6, Y6
+	VADDPD       Y1, Y6, Y1
+	VSUBPD       Y1, Y0, Y0
+	VPSRLQ       $0x34, Y0, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q43300000000003fe_avx2<>+0(SB), Y1, Y1
+	VPAND        q000fffffffffffff_avx2<>+0(SB), Y0, Y0
+	VPOR         q3fe0000000000000_avx2<>+0(SB), Y0, Y0
+	VCMPPD       $0x01, q3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y6
+	VANDPD       q3ff0000000000000_avx2<>+0(SB), Y6, Y7
+	VSUBPD       Y7, Y1, Y1
+	VANDPD       Y0, Y6, Y6
+	VADDPD       Y6, Y0, Y0
+	VADDPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y6
+	VSUBPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y0
+	VDIVPD       Y6, Y0, Y0
+	VMULPD       Y0, Y0, Y6
+	VMOVUPD      q3fa8618618618618_avx2<>+0(SB), Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3faaf286bca1af28_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fae1e1e1e1e1e1e_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fb1111111111111_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fb3b13b13b13b14_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fb745d1745d1746_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fbc71c71c71c71c_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fc2492492492492_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fc999999999999a_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fd5555555555555_avx2<>+0(SB), Y7, Y7
+	VADDPD       Y0, Y0, Y0
+	VMULPD       Y7, Y6, Y6
+	VMULPD       Y6, Y0, Y6
+	VMULPD       q3e1f473de6af278f_avx2<>+0(SB), Y1, Y7
+	VADDPD       Y7, Y6, Y6
+	VMULPD       q3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       Y6, Y0, Y0
+	VADDPD       Y0, Y1, Y0
+	VMULPD       qc000000000000000_avx2<>+0(SB), Y0, Y0
+	VSQRTPD      Y0, Y0
+	VPMOVZXDQ    X2, Y1
+	VPSRLQ       $0x0b, Y1, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPMOVZXDQ    X3, Y6
+	VPOR         q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VMULPD       q3df0000000000000_avx2<>+0(SB), Y6, Y6
+	VADDPD       Y1, Y6, Y1
+	VMULPD       q4010000000000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       q3fe0000000000000_avx2<>+0(SB), Y1, Y6
+	VROUNDPD     $0x09, Y6, Y6
+	VSUBPD       Y6, Y1, Y1
+	VMULPD       q3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
+	VMULPD       Y1, Y1, Y7
+	VADDPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VPSLLQ       $0x3f, Y6, Y8
+	VMOVUPD      qbca6827863b97d97_avx2<>+0(SB), Y9
+	VBLENDVPD    Y8, q0000000000000000_avx2<>+0(SB), Y9, Y9
+	VMOVUPD      q3d2ae7f3e733b81f_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, q3ce952c77030ad4a_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      qbda93974a8c07c9d_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, qbd6ae7f3e733b81f_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      q3e21eed8eff8d898_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, q3de6124613a86d09_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      qbe927e4fb7789f5c_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, qbe5ae64567f544e4_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      q3efa01a01a01a01a_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, q3ec71de3a556c734_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      qbf56c16c16c16c17_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, qbf2a01a01a01a01a_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      q3fa5555555555555_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, q3f81111111111111_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      qbfe0000000000000_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, qbfc5555555555555_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, Y1, Y10, Y10
+	VMULPD       Y9, Y7, Y1
+	VMULPD       Y1, Y10, Y1
+	VADDPD       Y1, Y10, Y1
+	VPADDQ       q0000000000000001_avx2<>+0(SB), Y6, Y6
+	VPSLLQ       $0x3e, Y6, Y6
+	VPAND        q8000000000000000_avx2<>+0(SB), Y6, Y6
+	VPXOR        Y6, Y1, Y1
+	VMULPD       Y1, Y0, Y0
+	VBROADCASTSD 80(SP), Y1
+	VMULPD       Y0, Y1, Y0
+	VCVTPD2PSY   Y0, X0
+	VMOVUPS      X0, (CX)
+	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y0
+	VEXTRACTI128 $0x01, Y4, X1
+	VPMOVZXDQ    X1, Y1
+	VPSRLQ       $0x0b, Y1, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VEXTRACTI128 $0x01, Y5, X4
+	VPMOVZXDQ    X4, Y4
+	VPOR         q4330000000000000_avx2<>+0(SB), Y4, Y4
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y4, Y4
+	VMULPD       q3df0000000000000_avx2<>+0(SB), Y4, Y4
+	VADDPD       Y1, Y4, Y1
+	VSUBPD       Y1, Y0, Y0
+	VPSRLQ       $0x34, Y0, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q43300000000003fe_avx2<>+0(SB), Y1, Y1
+	VPAND        q000fffffffffffff_avx2<>+0(SB), Y0, Y0
+	VPOR         q3fe0000000000000_avx2<>+0(SB), Y0, Y0
+	VCMPPD       $0x01, q3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y4
+	VANDPD       q3ff0000000000000_avx2<>+0(SB), Y4, Y5
+	VSUBPD       Y5, Y1, Y1
+	VANDPD       Y0, Y4, Y4
+	VADDPD       Y4, Y0, Y0
+	VADDPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y4
+	VSUBPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y0
+	VDIVPD       Y4, Y0, Y0
+	VMULPD       Y0, Y0, Y4
+	VMOVUPD      q3fa8618618618618_avx2<>+0(SB), Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3faaf286bca1af28_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fae1e1e1e1e1e1e_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fb1111111111111_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fb3b13b13b13b14_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fb745d1745d1746_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fbc71c71c71c71c_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fc2492492492492_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fc999999999999a_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fd5555555555555_avx2<>+0(SB), Y5, Y5
+	VADDPD       Y0, Y0, Y0
+	VMULPD       Y5, Y4, Y4
+	VMULPD       Y4, Y0, Y4
+	VMULPD       q3e1f473de6af278f_avx2<>+0(SB), Y1, Y5
+	VADDPD       Y5, Y4, Y4
+	VMULPD       q3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       Y4, Y0, Y0
+	VADDPD       Y0, Y1, Y0
+	VMULPD       qc000000000000000_avx2<>+0(SB), Y0, Y0
+	VSQRTPD      Y0, Y0
+	VEXTRACTI128 $0x01, Y2, X1
+	VPMOVZXDQ    X1, Y1
+	VPSRLQ       $0x0b, Y1, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VEXTRACTI128 $0x01, Y3, X2
+	VPMOVZXDQ    X2, Y2
+	VPOR         q4330000000000000_avx2<>+0(SB), Y2, Y2
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y2, Y2
+	VMULPD       q3df0000000000000_avx2<>+0(SB), Y2, Y2
+	VADDPD       Y1, Y2, Y1
+	VMULPD       q4010000000000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       q3fe0000000000000_avx2<>+0(SB), Y1, Y2
+	VROUNDPD     $0x09, Y2, Y2
+	VSUBPD       Y2, Y1, Y1
+	VMULPD       q3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
+	VMULPD       Y1, Y1, Y3
+	VADDPD       q4330000000000000_avx2<>+0(SB), Y2, Y2
+	VPSLLQ       $0x3f, Y2, Y4
+	VMOVUPD      qbca6827863b97d97_avx2<>+0(SB), Y5
+	VBLENDVPD    Y4, q0000000000000000_avx2<>+0(SB), Y5, Y5
+	VMOVUPD      q3d2ae7f3e733b81f_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, q3ce952c77030ad4a_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      qbda93974a8c07c9d_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, qbd6ae7f3e733b81f_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      q3e21eed8eff8d898_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, q3de6124613a86d09_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      qbe927e4fb7789f5c_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, qbe5ae64567f544e4_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      q3efa01a01a01a01a_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, q3ec71de3a556c734_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      qbf56c16c16c16c17_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, qbf2a01a01a01a01a_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      q3fa5555555555555_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, q3f81111111111111_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      qbfe0000000000000_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, qbfc5555555555555_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, Y1, Y6, Y6
+	VMULPD       Y5, Y3, Y1
+	VMULPD       Y1, Y6, Y1
+	VADDPD       Y1, Y6, Y1
+	VPADDQ       q0000000000000001_avx2<>+0(SB), Y2, Y2
+	VPSLLQ       $0x3e, Y2, Y2
+	VPAND        q8000000000000000_avx2<>+0(SB), Y2, Y2
+	VPXOR        Y2, Y1, Y1
+	VMULPD       Y1, Y0, Y0
+	VBROADCASTSD 80(SP), Y1
+	VMULPD       Y0, Y1, Y0
+	VCVTPD2PSY   Y0, X0
+	VMOVUPS      X0, 16(CX)
+	VMOVD        BX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       count_avx2<>+32(SB), Y0, Y0
+	VPBROADCASTD 4(DX), Y1
+	VPBROADCASTD 8(DX), Y2
+	VPBROADCASTD 12(DX), Y3
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y4
+	VPSRLQ       $0x20, Y0, Y0
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y0
+	VMOVSHDUP    Y4, Y5
+	VPSLLQ       $0x20, Y0, Y6
+	VPBLENDD     $0xaa, Y6, Y4, Y6
+	VPBLENDD     $0xaa, Y0, Y5, Y5
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y2
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y2, Y7
+	VPBLENDD     $0xaa, Y7, Y0, Y7
+	VPBLENDD     $0xaa, Y2, Y4, Y4
+	VPXOR        Y1, Y4, Y4
+	VPXOR        Y3, Y5, Y5
+	VPBROADCASTD (SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 4(SP), Y0
+	VPXOR        Y0, Y5, Y5
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y3
+	VPBLENDD     $0xaa, Y3, Y0, Y3
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y5, Y0
+	VPSRLQ       $0x20, Y5, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y5
+	VPBLENDD     $0xaa, Y5, Y0, Y5
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPXOR        Y7, Y4, Y4
+	VPXOR        Y6, Y2, Y2
+	VPBROADCASTD 8(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 12(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y6
+	VPBLENDD     $0xaa, Y6, Y0, Y6
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y7
+	VPBLENDD     $0xaa, Y7, Y0, Y7
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPXOR        Y5, Y2, Y2
+	VPXOR        Y3, Y4, Y4
+	VPBROADCASTD 16(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPBROADCASTD 20(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y3
+	VPBLENDD     $0xaa, Y3, Y0, Y3
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y5
+	VPBLENDD     $0xaa, Y5, Y0, Y5
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPXOR        Y7, Y4, Y4
+	VPXOR        Y6, Y2, Y2
+	VPBROADCASTD 24(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 28(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y6
+	VPBLENDD     $0xaa, Y6, Y0, Y6
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y7
+	VPBLENDD     $0xaa, Y7, Y0, Y7
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPXOR        Y5, Y2, Y2
+	VPXOR        Y3, Y4, Y4
+	VPBROADCASTD 32(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPBROADCASTD 36(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y3
+	VPBLENDD     $0xaa, Y3, Y0, Y3
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y5
+	VPBLENDD     $0xaa, Y5, Y0, Y5
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPXOR        Y7, Y4, Y4
+	VPXOR        Y6, Y2, Y2
+	VPBROADCASTD 40(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 44(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y6
+	VPBLENDD     $0xaa, Y6, Y0, Y6
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y7
+	VPBLENDD     $0xaa, Y7, Y0, Y7
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPXOR        Y5, Y2, Y2
+	VPXOR        Y3, Y4, Y4
+	VPBROADCASTD 48(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPBROADCASTD 52(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y3
+	VPBLENDD     $0xaa, Y3, Y0, Y3
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y5
+	VPBLENDD     $0xaa, Y5, Y0, Y5
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPXOR        Y7, Y4, Y4
+	VPXOR        Y6, Y2, Y2
+	VPBROADCASTD 56(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 60(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y6
+	VPBLENDD     $0xaa, Y6, Y0, Y6
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y7
+	VPBLENDD     $0xaa, Y7, Y0, Y7
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPXOR        Y5, Y2, Y2
+	VPXOR        Y3, Y4, Y4
+	VPBROADCASTD 64(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VPBROADCASTD 68(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPSRLQ       $0x20, Y2, Y1
+	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y2
+	VPSLLQ       $0x20, Y1, Y3
+	VPBLENDD     $0xaa, Y3, Y0, Y3
+	VPBLENDD     $0xaa, Y1, Y2, Y2
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPSRLQ       $0x20, Y4, Y1
+	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VMOVSHDUP    Y0, Y4
+	VPSLLQ       $0x20, Y1, Y5
+	VPBLENDD     $0xaa, Y5, Y0, Y5
+	VPBLENDD     $0xaa, Y1, Y4, Y4
+	VPXOR        Y7, Y4, Y4
+	VPXOR        Y6, Y2, Y2
+	VPBROADCASTD 72(SP), Y0
+	VPXOR        Y0, Y4, Y4
+	VPBROADCASTD 76(SP), Y0
+	VPXOR        Y0, Y2, Y2
+	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y0
+	VPMOVZXDQ    X4, Y1
+	VPSRLQ       $0x0b, Y1, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPMOVZXDQ    X5, Y6
+	VPOR         q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VMULPD       q3df0000000000000_avx2<>+0(SB), Y6, Y6
+	VADDPD       Y1, Y6, Y1
+	VSUBPD       Y1, Y0, Y0
+	VPSRLQ       $0x34, Y0, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q43300000000003fe_avx2<>+0(SB), Y1, Y1
+	VPAND        q000fffffffffffff_avx2<>+0(SB), Y0, Y0
+	VPOR         q3fe0000000000000_avx2<>+0(SB), Y0, Y0
+	VCMPPD       $0x01, q3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y6
+	VANDPD       q3ff0000000000000_avx2<>+0(SB), Y6, Y7
+	VSUBPD       Y7, Y1, Y1
+	VANDPD       Y0, Y6, Y6
+	VADDPD       Y6, Y0, Y0
+	VADDPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y6
+	VSUBPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y0
+	VDIVPD       Y6, Y0, Y0
+	VMULPD       Y0, Y0, Y6
+	VMOVUPD      q3fa8618618618618_avx2<>+0(SB), Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3faaf286bca1af28_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fae1e1e1e1e1e1e_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fb1111111111111_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fb3b13b13b13b14_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fb745d1745d1746_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fbc71c71c71c71c_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fc2492492492492_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fc999999999999a_avx2<>+0(SB), Y7, Y7
+	VMULPD       Y6, Y7, Y7
+	VADDPD       q3fd5555555555555_avx2<>+0(SB), Y7, Y7
+	VADDPD       Y0, Y0, Y0
+	VMULPD       Y7, Y6, Y6
+	VMULPD       Y6, Y0, Y6
+	VMULPD       q3e1f473de6af278f_avx2<>+0(SB), Y1, Y7
+	VADDPD       Y7, Y6, Y6
+	VMULPD       q3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       Y6, Y0, Y0
+	VADDPD       Y0, Y1, Y0
+	VMULPD       qc000000000000000_avx2<>+0(SB), Y0, Y0
+	VSQRTPD      Y0, Y0
+	VPMOVZXDQ    X2, Y1
+	VPSRLQ       $0x0b, Y1, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPMOVZXDQ    X3, Y6
+	VPOR         q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VMULPD       q3df0000000000000_avx2<>+0(SB), Y6, Y6
+	VADDPD       Y1, Y6, Y1
+	VMULPD       q4010000000000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       q3fe0000000000000_avx2<>+0(SB), Y1, Y6
+	VROUNDPD     $0x09, Y6, Y6
+	VSUBPD       Y6, Y1, Y1
+	VMULPD       q3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
+	VMULPD       Y1, Y1, Y7
+	VADDPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VPSLLQ       $0x3f, Y6, Y8
+	VMOVUPD      qbca6827863b97d97_avx2<>+0(SB), Y9
+	VBLENDVPD    Y8, q0000000000000000_avx2<>+0(SB), Y9, Y9
+	VMOVUPD      q3d2ae7f3e733b81f_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, q3ce952c77030ad4a_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      qbda93974a8c07c9d_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, qbd6ae7f3e733b81f_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      q3e21eed8eff8d898_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, q3de6124613a86d09_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      qbe927e4fb7789f5c_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, qbe5ae64567f544e4_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      q3efa01a01a01a01a_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, q3ec71de3a556c734_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      qbf56c16c16c16c17_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, qbf2a01a01a01a01a_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      q3fa5555555555555_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, q3f81111111111111_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      qbfe0000000000000_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, qbfc5555555555555_avx2<>+0(SB), Y10, Y10
+	VMULPD       Y7, Y9, Y9
+	VADDPD       Y10, Y9, Y9
+	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, Y1, Y10, Y10
+	VMULPD       Y9, Y7, Y1
+	VMULPD       Y1, Y10, Y1
+	VADDPD       Y1, Y10, Y1
+	VPADDQ       q0000000000000001_avx2<>+0(SB), Y6, Y6
+	VPSLLQ       $0x3e, Y6, Y6
+	VPAND        q8000000000000000_avx2<>+0(SB), Y6, Y6
+	VPXOR        Y6, Y1, Y1
+	VMULPD       Y1, Y0, Y0
+	VBROADCASTSD 80(SP), Y1
+	VMULPD       Y0, Y1, Y0
+	VCVTPD2PSY   Y0, X0
+	VMOVUPS      X0, 32(CX)
+	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y0
+	VEXTRACTI128 $0x01, Y4, X1
+	VPMOVZXDQ    X1, Y1
+	VPSRLQ       $0x0b, Y1, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VEXTRACTI128 $0x01, Y5, X4
+	VPMOVZXDQ    X4, Y4
+	VPOR         q4330000000000000_avx2<>+0(SB), Y4, Y4
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y4, Y4
+	VMULPD       q3df0000000000000_avx2<>+0(SB), Y4, Y4
+	VADDPD       Y1, Y4, Y1
+	VSUBPD       Y1, Y0, Y0
+	VPSRLQ       $0x34, Y0, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q43300000000003fe_avx2<>+0(SB), Y1, Y1
+	VPAND        q000fffffffffffff_avx2<>+0(SB), Y0, Y0
+	VPOR         q3fe0000000000000_avx2<>+0(SB), Y0, Y0
+	VCMPPD       $0x01, q3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y4
+	VANDPD       q3ff0000000000000_avx2<>+0(SB), Y4, Y5
+	VSUBPD       Y5, Y1, Y1
+	VANDPD       Y0, Y4, Y4
+	VADDPD       Y4, Y0, Y0
+	VADDPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y4
+	VSUBPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y0
+	VDIVPD       Y4, Y0, Y0
+	VMULPD       Y0, Y0, Y4
+	VMOVUPD      q3fa8618618618618_avx2<>+0(SB), Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3faaf286bca1af28_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fae1e1e1e1e1e1e_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fb1111111111111_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fb3b13b13b13b14_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fb745d1745d1746_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fbc71c71c71c71c_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fc2492492492492_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fc999999999999a_avx2<>+0(SB), Y5, Y5
+	VMULPD       Y4, Y5, Y5
+	VADDPD       q3fd5555555555555_avx2<>+0(SB), Y5, Y5
+	VADDPD       Y0, Y0, Y0
+	VMULPD       Y5, Y4, Y4
+	VMULPD       Y4, Y0, Y4
+	VMULPD       q3e1f473de6af278f_avx2<>+0(SB), Y1, Y5
+	VADDPD       Y5, Y4, Y4
+	VMULPD       q3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       Y4, Y0, Y0
+	VADDPD       Y0, Y1, Y0
+	VMULPD       qc000000000000000_avx2<>+0(SB), Y0, Y0
+	VSQRTPD      Y0, Y0
+	VEXTRACTI128 $0x01, Y2, X1
+	VPMOVZXDQ    X1, Y1
+	VPSRLQ       $0x0b, Y1, Y1
+	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VEXTRACTI128 $0x01, Y3, X2
+	VPMOVZXDQ    X2, Y2
+	VPOR         q4330000000000000_avx2<>+0(SB), Y2, Y2
+	VSUBPD       q4330000000000000_avx2<>+0(SB), Y2, Y2
+	VMULPD       q3df0000000000000_avx2<>+0(SB), Y2, Y2
+	VADDPD       Y1, Y2, Y1
+	VMULPD       q4010000000000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       q3fe0000000000000_avx2<>+0(SB), Y1, Y2
+	VROUNDPD     $0x09, Y2, Y2
+	VSUBPD       Y2, Y1, Y1
+	VMULPD       q3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
+	VMULPD       Y1, Y1, Y3
+	VADDPD       q4330000000000000_avx2<>+0(SB), Y2, Y2
+	VPSLLQ       $0x3f, Y2, Y4
+	VMOVUPD      qbca6827863b97d97_avx2<>+0(SB), Y5
+	VBLENDVPD    Y4, q0000000000000000_avx2<>+0(SB), Y5, Y5
+	VMOVUPD      q3d2ae7f3e733b81f_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, q3ce952c77030ad4a_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      qbda93974a8c07c9d_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, qbd6ae7f3e733b81f_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      q3e21eed8eff8d898_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, q3de6124613a86d09_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      qbe927e4fb7789f5c_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, qbe5ae64567f544e4_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      q3efa01a01a01a01a_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, q3ec71de3a556c734_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      qbf56c16c16c16c17_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, qbf2a01a01a01a01a_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      q3fa5555555555555_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, q3f81111111111111_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      qbfe0000000000000_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, qbfc5555555555555_avx2<>+0(SB), Y6, Y6
+	VMULPD       Y3, Y5, Y5
+	VADDPD       Y6, Y5, Y5
+	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, Y1, Y6, Y6
+	VMULPD       Y5, Y3, Y1
+	VMULPD       Y1, Y6, Y1
+	VADDPD       Y1, Y6, Y1
+	VPADDQ       q0000000000000001_avx2<>+0(SB), Y2, Y2
+	VPSLLQ       $0x3e, Y2, Y2
+	VPAND        q8000000000000000_avx2<>+0(SB), Y2, Y2
+	VPXOR        Y2, Y1, Y1
+	VMULPD       Y1, Y0, Y0
+	VBROADCASTSD 80(SP), Y1
+	VMULPD       Y0, Y1, Y0
+	VCVTPD2PSY   Y0, X0
+	VMOVUPS      X0, 48(CX)
+	ADDL         $0x10, BX
+	ADDQ         $0x40, CX
+	DECQ         AX
+	JNZ          loop
+
+done:
+	VZEROUPPER
+	RET
+
+DATA q3ff0000000000000_avx2<>+0(SB)/8, $0x3ff0000000000000
+DATA q3ff0000000000000_avx2<>+8(SB)/8, $0x3ff0000000000000
+DATA q3ff0000000000000_avx2<>+16(SB)/8, $0x3ff0000000000000
+DATA q3ff0000000000000_avx2<>+24(SB)/8, $0x3ff0000000000000
+DATA q3ff0000000000000_avx2<>+32(SB)/8, $0x3ff0000000000000
+DATA q3ff0000000000000_avx2<>+40(SB)/8, $0x3ff0000000000000
+DATA q3ff0000000000000_avx2<>+48(SB)/8, $0x3ff0000000000000
+DATA q3ff0000000000000_avx2<>+56(SB)/8, $0x3ff0000000000000
+GLOBL q3ff0000000000000_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q4330000000000000_avx2<>+0(SB)/8, $0x4330000000000000
+DATA q4330000000000000_avx2<>+8(SB)/8, $0x4330000000000000
+DATA q4330000000000000_avx2<>+16(SB)/8, $0x4330000000000000
+DATA q4330000000000000_avx2<>+24(SB)/8, $0x4330000000000000
+DATA q4330000000000000_avx2<>+32(SB)/8, $0x4330000000000000
+DATA q4330000000000000_avx2<>+40(SB)/8, $0x4330000000000000
+DATA q4330000000000000_avx2<>+48(SB)/8, $0x4330000000000000
+DATA q4330000000000000_avx2<>+56(SB)/8, $0x4330000000000000
+GLOBL q4330000000000000_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3ca0000000000000_avx2<>+0(SB)/8, $0x3ca0000000000000
+DATA q3ca0000000000000_avx2<>+8(SB)/8, $0x3ca0000000000000
+DATA q3ca0000000000000_avx2<>+16(SB)/8, $0x3ca0000000000000
+DATA q3ca0000000000000_avx2<>+24(SB)/8, $0x3ca0000000000000
+DATA q3ca0000000000000_avx2<>+32(SB)/8, $0x3ca0000000000000
+DATA q3ca0000000000000_avx2<>+40(SB)/8, $0x3ca0000000000000
+DATA q3ca0000000000000_avx2<>+48(SB)/8, $0x3ca0000000000000
+DATA q3ca0000000000000_avx2<>+56(SB)/8, $0x3ca0000000000000
+GLOBL q3ca0000000000000_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3df0000000000000_avx2<>+0(SB)/8, $0x3df0000000000000
+DATA q3df0000000000000_avx2<>+8(SB)/8, $0x3df0000000000000
+DATA q3df0000000000000_avx2<>+16(SB)/8, $0x3df0000000000000
+DATA q3df0000000000000_avx2<>+24(SB)/8, $0x3df0000000000000
+DATA q3df0000000000000_avx2<>+32(SB)/8, $0x3df0000000000000
+DATA q3df0000000000000_avx2<>+40(SB)/8, $0x3df0000000000000
+DATA q3df0000000000000_avx2<>+48(SB)/8, $0x3df0000000000000
+DATA q3df0000000000000_avx2<>+56(SB)/8, $0x3df0000000000000
+GLOBL q3df0000000000000_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q43300000000003fe_avx2<>+0(SB)/8, $0x43300000000003fe
+DATA q43300000000003fe_avx2<>+8(SB)/8, $0x43300000000003fe
+DATA q43300000000003fe_avx2<>+16(SB)/8, $0x43300000000003fe
+DATA q43300000000003fe_avx2<>+24(SB)/8, $0x43300000000003fe
+DATA q43300000000003fe_avx2<>+32(SB)/8, $0x43300000000003fe
+DATA q43300000000003fe_avx2<>+40(SB)/8, $0x43300000000003fe
+DATA q43300000000003fe_avx2<>+48(SB)/8, $0x43300000000003fe
+DATA q43300000000003fe_avx2<>+56(SB)/8, $0x43300000000003fe
+GLOBL q43300000000003fe_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q000fffffffffffff_avx2<>+0(SB)/8, $0x000fffffffffffff
+DATA q000fffffffffffff_avx2<>+8(SB)/8, $0x000fffffffffffff
+DATA q000fffffffffffff_avx2<>+16(SB)/8, $0x000fffffffffffff
+DATA q000fffffffffffff_avx2<>+24(SB)/8, $0x000fffffffffffff
+DATA q000fffffffffffff_avx2<>+32(SB)/8, $0x000fffffffffffff
+DATA q000fffffffffffff_avx2<>+40(SB)/8, $0x000fffffffffffff
+DATA q000fffffffffffff_avx2<>+48(SB)/8, $0x000fffffffffffff
+DATA q000fffffffffffff_avx2<>+56(SB)/8, $0x000fffffffffffff
+GLOBL q000fffffffffffff_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fe0000000000000_avx2<>+0(SB)/8, $0x3fe0000000000000
+DATA q3fe0000000000000_avx2<>+8(SB)/8, $0x3fe0000000000000
+DATA q3fe0000000000000_avx2<>+16(SB)/8, $0x3fe0000000000000
+DATA q3fe0000000000000_avx2<>+24(SB)/8, $0x3fe0000000000000
+DATA q3fe0000000000000_avx2<>+32(SB)/8, $0x3fe0000000000000
+DATA q3fe0000000000000_avx2<>+40(SB)/8, $0x3fe0000000000000
+DATA q3fe0000000000000_avx2<>+48(SB)/8, $0x3fe0000000000000
+DATA q3fe0000000000000_avx2<>+56(SB)/8, $0x3fe0000000000000
+GLOBL q3fe0000000000000_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fe6a09e667f3bcd_avx2<>+0(SB)/8, $0x3fe6a09e667f3bcd
+DATA q3fe6a09e667f3bcd_avx2<>+8(SB)/8, $0x3fe6a09e667f3bcd
+DATA q3fe6a09e667f3bcd_avx2<>+16(SB)/8, $0x3fe6a09e667f3bcd
+DATA q3fe6a09e667f3bcd_avx2<>+24(SB)/8, $0x3fe6a09e667f3bcd
+DATA q3fe6a09e667f3bcd_avx2<>+32(SB)/8, $0x3fe6a09e667f3bcd
+DATA q3fe6a09e667f3bcd_avx2<>+40(SB)/8, $0x3fe6a09e667f3bcd
+DATA q3fe6a09e667f3bcd_avx2<>+48(SB)/8, $0x3fe6a09e667f3bcd
+DATA q3fe6a09e667f3bcd_avx2<>+56(SB)/8, $0x3fe6a09e667f3bcd
+GLOBL q3fe6a09e667f3bcd_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fa8618618618618_avx2<>+0(SB)/8, $0x3fa8618618618618
+DATA q3fa8618618618618_avx2<>+8(SB)/8, $0x3fa8618618618618
+DATA q3fa8618618618618_avx2<>+16(SB)/8, $0x3fa8618618618618
+DATA q3fa8618618618618_avx2<>+24(SB)/8, $0x3fa8618618618618
+DATA q3fa8618618618618_avx2<>+32(SB)/8, $0x3fa8618618618618
+DATA q3fa8618618618618_avx2<>+40(SB)/8, $0x3fa8618618618618
+DATA q3fa8618618618618_avx2<>+48(SB)/8, $0x3fa8618618618618
+DATA q3fa8618618618618_avx2<>+56(SB)/8, $0x3fa8618618618618
+GLOBL q3fa8618618618618_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3faaf286bca1af28_avx2<>+0(SB)/8, $0x3faaf286bca1af28
+DATA q3faaf286bca1af28_avx2<>+8(SB)/8, $0x3faaf286bca1af28
+DATA q3faaf286bca1af28_avx2<>+16(SB)/8, $0x3faaf286bca1af28
+DATA q3faaf286bca1af28_avx2<>+24(SB)/8, $0x3faaf286bca1af28
+DATA q3faaf286bca1af28_avx2<>+32(SB)/8, $0x3faaf286bca1af28
+DATA q3faaf286bca1af28_avx2<>+40(SB)/8, $0x3faaf286bca1af28
+DATA q3faaf286bca1af28_avx2<>+48(SB)/8, $0x3faaf286bca1af28
+DATA q3faaf286bca1af28_avx2<>+56(SB)/8, $0x3faaf286bca1af28
+GLOBL q3faaf286bca1af28_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fae1e1e1e1e1e1e_avx2<>+0(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA q3fae1e1e1e1e1e1e_avx2<>+8(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA q3fae1e1e1e1e1e1e_avx2<>+16(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA q3fae1e1e1e1e1e1e_avx2<>+24(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA q3fae1e1e1e1e1e1e_avx2<>+32(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA q3fae1e1e1e1e1e1e_avx2<>+40(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA q3fae1e1e1e1e1e1e_avx2<>+48(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA q3fae1e1e1e1e1e1e_avx2<>+56(SB)/8, $0x3fae1e1e1e1e1e1e
+GLOBL q3fae1e1e1e1e1e1e_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fb1111111111111_avx2<>+0(SB)/8, $0x3fb1111111111111
+DATA q3fb1111111111111_avx2<>+8(SB)/8, $0x3fb1111111111111
+DATA q3fb1111111111111_avx2<>+16(SB)/8, $0x3fb1111111111111
+DATA q3fb1111111111111_avx2<>+24(SB)/8, $0x3fb1111111111111
+DATA q3fb1111111111111_avx2<>+32(SB)/8, $0x3fb1111111111111
+DATA q3fb1111111111111_avx2<>+40(SB)/8, $0x3fb1111111111111
+DATA q3fb1111111111111_avx2<>+48(SB)/8, $0x3fb1111111111111
+DATA q3fb1111111111111_avx2<>+56(SB)/8, $0x3fb1111111111111
+GLOBL q3fb1111111111111_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fb3b13b13b13b14_avx2<>+0(SB)/8, $0x3fb3b13b13b13b14
+DATA q3fb3b13b13b13b14_avx2<>+8(SB)/8, $0x3fb3b13b13b13b14
+DATA q3fb3b13b13b13b14_avx2<>+16(SB)/8, $0x3fb3b13b13b13b14
+DATA q3fb3b13b13b13b14_avx2<>+24(SB)/8, $0x3fb3b13b13b13b14
+DATA q3fb3b13b13b13b14_avx2<>+32(SB)/8, $0x3fb3b13b13b13b14
+DATA q3fb3b13b13b13b14_avx2<>+40(SB)/8, $0x3fb3b13b13b13b14
+DATA q3fb3b13b13b13b14_avx2<>+48(SB)/8, $0x3fb3b13b13b13b14
+DATA q3fb3b13b13b13b14_avx2<>+56(SB)/8, $0x3fb3b13b13b13b14
+GLOBL q3fb3b13b13b13b14_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fb745d1745d1746_avx2<>+0(SB)/8, $0x3fb745d1745d1746
+DATA q3fb745d1745d1746_avx2<>+8(SB)/8, $0x3fb745d1745d1746
+DATA q3fb745d1745d1746_avx2<>+16(SB)/8, $0x3fb745d1745d1746
+DATA q3fb745d1745d1746_avx2<>+24(SB)/8, $0x3fb745d1745d1746
+DATA q3fb745d1745d1746_avx2<>+32(SB)/8, $0x3fb745d1745d1746
+DATA q3fb745d1745d1746_avx2<>+40(SB)/8, $0x3fb745d1745d1746
+DATA q3fb745d1745d1746_avx2<>+48(SB)/8, $0x3fb745d1745d1746
+DATA q3fb745d1745d1746_avx2<>+56(SB)/8, $0x3fb745d1745d1746
+GLOBL q3fb745d1745d1746_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fbc71c71c71c71c_avx2<>+0(SB)/8, $0x3fbc71c71c71c71c
+DATA q3fbc71c71c71c71c_avx2<>+8(SB)/8, $0x3fbc71c71c71c71c
+DATA q3fbc71c71c71c71c_avx2<>+16(SB)/8, $0x3fbc71c71c71c71c
+DATA q3fbc71c71c71c71c_avx2<>+24(SB)/8, $0x3fbc71c71c71c71c
+DATA q3fbc71c71c71c71c_avx2<>+32(SB)/8, $0x3fbc71c71c71c71c
+DATA q3fbc71c71c71c71c_avx2<>+40(SB)/8, $0x3fbc71c71c71c71c
+DATA q3fbc71c71c71c71c_avx2<>+48(SB)/8, $0x3fbc71c71c71c71c
+DATA q3fbc71c71c71c71c_avx2<>+56(SB)/8, $0x3fbc71c71c71c71c
+GLOBL q3fbc71c71c71c71c_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fc2492492492492_avx2<>+0(SB)/8, $0x3fc2492492492492
+DATA q3fc2492492492492_avx2<>+8(SB)/8, $0x3fc2492492492492
+DATA q3fc2492492492492_avx2<>+16(SB)/8, $0x3fc2492492492492
+DATA q3fc2492492492492_avx2<>+24(SB)/8, $0x3fc2492492492492
+DATA q3fc2492492492492_avx2<>+32(SB)/8, $0x3fc2492492492492
+DATA q3fc2492492492492_avx2<>+40(SB)/8, $0x3fc2492492492492
+DATA q3fc2492492492492_avx2<>+48(SB)/8, $0x3fc2492492492492
+DATA q3fc2492492492492_avx2<>+56(SB)/8, $0x3fc2492492492492
+GLOBL q3fc2492492492492_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fc999999999999a_avx2<>+0(SB)/8, $0x3fc999999999999a
+DATA q3fc999999999999a_avx2<>+8(SB)/8, $0x3fc999999999999a
+DATA q3fc999999999999a_avx2<>+16(SB)/8, $0x3fc999999999999a
+DATA q3fc999999999999a_avx2<>+24(SB)/8, $0x3fc999999999999a
+DATA q3fc999999999999a_avx2<>+32(SB)/8, $0x3fc999999999999a
+DATA q3fc999999999999a_avx2<>+40(SB)/8, $0x3fc999999999999a
+DATA q3fc999999999999a_avx2<>+48(SB)/8, $0x3fc999999999999a
+DATA q3fc999999999999a_avx2<>+56(SB)/8, $0x3fc999999999999a
+GLOBL q3fc999999999999a_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fd5555555555555_avx2<>+0(SB)/8, $0x3fd5555555555555
+DATA q3fd5555555555555_avx2<>+8(SB)/8, $0x3fd5555555555555
+DATA q3fd5555555555555_avx2<>+16(SB)/8, $0x3fd5555555555555
+DATA q3fd5555555555555_avx2<>+24(SB)/8, $0x3fd5555555555555
+DATA q3fd5555555555555_avx2<>+32(SB)/8, $0x3fd5555555555555
+DATA q3fd5555555555555_avx2<>+40(SB)/8, $0x3fd5555555555555
+DATA q3fd5555555555555_avx2<>+48(SB)/8, $0x3fd5555555555555
+DATA q3fd5555555555555_avx2<>+56(SB)/8, $0x3fd5555555555555
+GLOBL q3fd5555555555555_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3e1f473de6af278f_avx2<>+0(SB)/8, $0x3e1f473de6af278f
+DATA q3e1f473de6af278f_avx2<>+8(SB)/8, $0x3e1f473de6af278f
+DATA q3e1f473de6af278f_avx2<>+16(SB)/8, $0x3e1f473de6af278f
+DATA q3e1f473de6af278f_avx2<>+24(SB)/8, $0x3e1f473de6af278f
+DATA q3e1f473de6af278f_avx2<>+32(SB)/8, $0x3e1f473de6af278f
+DATA q3e1f473de6af278f_avx2<>+40(SB)/8, $0x3e1f473de6af278f
+DATA q3e1f473de6af278f_avx2<>+48(SB)/8, $0x3e1f473de6af278f
+DATA q3e1f473de6af278f_avx2<>+56(SB)/8, $0x3e1f473de6af278f
+GLOBL q3e1f473de6af278f_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fe62e42fe000000_avx2<>+0(SB)/8, $0x3fe62e42fe000000
+DATA q3fe62e42fe000000_avx2<>+8(SB)/8, $0x3fe62e42fe000000
+DATA q3fe62e42fe000000_avx2<>+16(SB)/8, $0x3fe62e42fe000000
+DATA q3fe62e42fe000000_avx2<>+24(SB)/8, $0x3fe62e42fe000000
+DATA q3fe62e42fe000000_avx2<>+32(SB)/8, $0x3fe62e42fe000000
+DATA q3fe62e42fe000000_avx2<>+40(SB)/8, $0x3fe62e42fe000000
+DATA q3fe62e42fe000000_avx2<>+48(SB)/8, $0x3fe62e42fe000000
+DATA q3fe62e42fe000000_avx2<>+56(SB)/8, $0x3fe62e42fe000000
+GLOBL q3fe62e42fe000000_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA qc000000000000000_avx2<>+0(SB)/8, $0xc000000000000000
+DATA qc000000000000000_avx2<>+8(SB)/8, $0xc000000000000000
+DATA qc000000000000000_avx2<>+16(SB)/8, $0xc000000000000000
+DATA qc000000000000000_avx2<>+24(SB)/8, $0xc000000000000000
+DATA qc000000000000000_avx2<>+32(SB)/8, $0xc000000000000000
+DATA qc000000000000000_avx2<>+40(SB)/8, $0xc000000000000000
+DATA qc000000000000000_avx2<>+48(SB)/8, $0xc000000000000000
+DATA qc000000000000000_avx2<>+56(SB)/8, $0xc000000000000000
+GLOBL qc000000000000000_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q4010000000000000_avx2<>+0(SB)/8, $0x4010000000000000
+DATA q4010000000000000_avx2<>+8(SB)/8, $0x4010000000000000
+DATA q4010000000000000_avx2<>+16(SB)/8, $0x4010000000000000
+DATA q4010000000000000_avx2<>+24(SB)/8, $0x4010000000000000
+DATA q4010000000000000_avx2<>+32(SB)/8, $0x4010000000000000
+DATA q4010000000000000_avx2<>+40(SB)/8, $0x4010000000000000
+DATA q4010000000000000_avx2<>+48(SB)/8, $0x4010000000000000
+DATA q4010000000000000_avx2<>+56(SB)/8, $0x4010000000000000
+GLOBL q4010000000000000_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3ff921fb54442d18_avx2<>+0(SB)/8, $0x3ff921fb54442d18
+DATA q3ff921fb54442d18_avx2<>+8(SB)/8, $0x3ff921fb54442d18
+DATA q3ff921fb54442d18_avx2<>+16(SB)/8, $0x3ff921fb54442d18
+DATA q3ff921fb54442d18_avx2<>+24(SB)/8, $0x3ff921fb54442d18
+DATA q3ff921fb54442d18_avx2<>+32(SB)/8, $0x3ff921fb54442d18
+DATA q3ff921fb54442d18_avx2<>+40(SB)/8, $0x3ff921fb54442d18
+DATA q3ff921fb54442d18_avx2<>+48(SB)/8, $0x3ff921fb54442d18
+DATA q3ff921fb54442d18_avx2<>+56(SB)/8, $0x3ff921fb54442d18
+GLOBL q3ff921fb54442d18_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA qbca6827863b97d97_avx2<>+0(SB)/8, $0xbca6827863b97d97
+DATA qbca6827863b97d97_avx2<>+8(SB)/8, $0xbca6827863b97d97
+DATA qbca6827863b97d97_avx2<>+16(SB)/8, $0xbca6827863b97d97
+DATA qbca6827863b97d97_avx2<>+24(SB)/8, $0xbca6827863b97d97
+DATA qbca6827863b97d97_avx2<>+32(SB)/8, $0xbca6827863b97d97
+DATA qbca6827863b97d97_avx2<>+40(SB)/8, $0xbca6827863b97d97
+DATA qbca6827863b97d97_avx2<>+48(SB)/8, $0xbca6827863b97d97
+DATA qbca6827863b97d97_avx2<>+56(SB)/8, $0xbca6827863b97d97
+GLOBL qbca6827863b97d97_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q0000000000000000_avx2<>+0(SB)/8, $0x0000000000000000
+DATA q0000000000000000_avx2<>+8(SB)/8, $0x0000000000000000
+DATA q0000000000000000_avx2<>+16(SB)/8, $0x0000000000000000
+DATA q0000000000000000_avx2<>+24(SB)/8, $0x0000000000000000
+DATA q0000000000000000_avx2<>+32(SB)/8, $0x0000000000000000
+DATA q0000000000000000_avx2<>+40(SB)/8, $0x0000000000000000
+DATA q0000000000000000_avx2<>+48(SB)/8, $0x0000000000000000
+DATA q0000000000000000_avx2<>+56(SB)/8, $0x0000000000000000
+GLOBL q0000000000000000_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3d2ae7f3e733b81f_avx2<>+0(SB)/8, $0x3d2ae7f3e733b81f
+DATA q3d2ae7f3e733b81f_avx2<>+8(SB)/8, $0x3d2ae7f3e733b81f
+DATA q3d2ae7f3e733b81f_avx2<>+16(SB)/8, $0x3d2ae7f3e733b81f
+DATA q3d2ae7f3e733b81f_avx2<>+24(SB)/8, $0x3d2ae7f3e733b81f
+DATA q3d2ae7f3e733b81f_avx2<>+32(SB)/8, $0x3d2ae7f3e733b81f
+DATA q3d2ae7f3e733b81f_avx2<>+40(SB)/8, $0x3d2ae7f3e733b81f
+DATA q3d2ae7f3e733b81f_avx2<>+48(SB)/8, $0x3d2ae7f3e733b81f
+DATA q3d2ae7f3e733b81f_avx2<>+56(SB)/8, $0x3d2ae7f3e733b81f
+GLOBL q3d2ae7f3e733b81f_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3ce952c77030ad4a_avx2<>+0(SB)/8, $0x3ce952c77030ad4a
+DATA q3ce952c77030ad4a_avx2<>+8(SB)/8, $0x3ce952c77030ad4a
+DATA q3ce952c77030ad4a_avx2<>+16(SB)/8, $0x3ce952c77030ad4a
+DATA q3ce952c77030ad4a_avx2<>+24(SB)/8, $0x3ce952c77030ad4a
+DATA q3ce952c77030ad4a_avx2<>+32(SB)/8, $0x3ce952c77030ad4a
+DATA q3ce952c77030ad4a_avx2<>+40(SB)/8, $0x3ce952c77030ad4a
+DATA q3ce952c77030ad4a_avx2<>+48(SB)/8, $0x3ce952c77030ad4a
+DATA q3ce952c77030ad4a_avx2<>+56(SB)/8, $0x3ce952c77030ad4a
+GLOBL q3ce952c77030ad4a_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA qbda93974a8c07c9d_avx2<>+0(SB)/8, $0xbda93974a8c07c9d
+DATA qbda93974a8c07c9d_avx2<>+8(SB)/8, $0xbda93974a8c07c9d
+DATA qbda93974a8c07c9d_avx2<>+16(SB)/8, $0xbda93974a8c07c9d
+DATA qbda93974a8c07c9d_avx2<>+24(SB)/8, $0xbda93974a8c07c9d
+DATA qbda93974a8c07c9d_avx2<>+32(SB)/8, $0xbda93974a8c07c9d
+DATA qbda93974a8c07c9d_avx2<>+40(SB)/8, $0xbda93974a8c07c9d
+DATA qbda93974a8c07c9d_avx2<>+48(SB)/8, $0xbda93974a8c07c9d
+DATA qbda93974a8c07c9d_avx2<>+56(SB)/8, $0xbda93974a8c07c9d
+GLOBL qbda93974a8c07c9d_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA qbd6ae7f3e733b81f_avx2<>+0(SB)/8, $0xbd6ae7f3e733b81f
+DATA qbd6ae7f3e733b81f_avx2<>+8(SB)/8, $0xbd6ae7f3e733b81f
+DATA qbd6ae7f3e733b81f_avx2<>+16(SB)/8, $0xbd6ae7f3e733b81f
+DATA qbd6ae7f3e733b81f_avx2<>+24(SB)/8, $0xbd6ae7f3e733b81f
+DATA qbd6ae7f3e733b81f_avx2<>+32(SB)/8, $0xbd6ae7f3e733b81f
+DATA qbd6ae7f3e733b81f_avx2<>+40(SB)/8, $0xbd6ae7f3e733b81f
+DATA qbd6ae7f3e733b81f_avx2<>+48(SB)/8, $0xbd6ae7f3e733b81f
+DATA qbd6ae7f3e733b81f_avx2<>+56(SB)/8, $0xbd6ae7f3e733b81f
+GLOBL qbd6ae7f3e733b81f_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3e21eed8eff8d898_avx2<>+0(SB)/8, $0x3e21eed8eff8d898
+DATA q3e21eed8eff8d898_avx2<>+8(SB)/8, $0x3e21eed8eff8d898
+DATA q3e21eed8eff8d898_avx2<>+16(SB)/8, $0x3e21eed8eff8d898
+DATA q3e21eed8eff8d898_avx2<>+24(SB)/8, $0x3e21eed8eff8d898
+DATA q3e21eed8eff8d898_avx2<>+32(SB)/8, $0x3e21eed8eff8d898
+DATA q3e21eed8eff8d898_avx2<>+40(SB)/8, $0x3e21eed8eff8d898
+DATA q3e21eed8eff8d898_avx2<>+48(SB)/8, $0x3e21eed8eff8d898
+DATA q3e21eed8eff8d898_avx2<>+56(SB)/8, $0x3e21eed8eff8d898
+GLOBL q3e21eed8eff8d898_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3de6124613a86d09_avx2<>+0(SB)/8, $0x3de6124613a86d09
+DATA q3de6124613a86d09_avx2<>+8(SB)/8, $0x3de6124613a86d09
+DATA q3de6124613a86d09_avx2<>+16(SB)/8, $0x3de6124613a86d09
+DATA q3de6124613a86d09_avx2<>+24(SB)/8, $0x3de6124613a86d09
+DATA q3de6124613a86d09_avx2<>+32(SB)/8, $0x3de6124613a86d09
+DATA q3de6124613a86d09_avx2<>+40(SB)/8, $0x3de6124613a86d09
+DATA q3de6124613a86d09_avx2<>+48(SB)/8, $0x3de6124613a86d09
+DATA q3de6124613a86d09_avx2<>+56(SB)/8, $0x3de6124613a86d09
+GLOBL q3de6124613a86d09_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA qbe927e4fb7789f5c_avx2<>+0(SB)/8, $0xbe927e4fb7789f5c
+DATA qbe927e4fb7789f5c_avx2<>+8(SB)/8, $0xbe927e4fb7789f5c
+DATA qbe927e4fb7789f5c_avx2<>+16(SB)/8, $0xbe927e4fb7789f5c
+DATA qbe927e4fb7789f5c_avx2<>+24(SB)/8, $0xbe927e4fb7789f5c
+DATA qbe927e4fb7789f5c_avx2<>+32(SB)/8, $0xbe927e4fb7789f5c
+DATA qbe927e4fb7789f5c_avx2<>+40(SB)/8, $0xbe927e4fb7789f5c
+DATA qbe927e4fb7789f5c_avx2<>+48(SB)/8, $0xbe927e4fb7789f5c
+DATA qbe927e4fb7789f5c_avx2<>+56(SB)/8, $0xbe927e4fb7789f5c
+GLOBL qbe927e4fb7789f5c_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA qbe5ae64567f544e4_avx2<>+0(SB)/8, $0xbe5ae64567f544e4
+DATA qbe5ae64567f544e4_avx2<>+8(SB)/8, $0xbe5ae64567f544e4
+DATA qbe5ae64567f544e4_avx2<>+16(SB)/8, $0xbe5ae64567f544e4
+DATA qbe5ae64567f544e4_avx2<>+24(SB)/8, $0xbe5ae64567f544e4
+DATA qbe5ae64567f544e4_avx2<>+32(SB)/8, $0xbe5ae64567f544e4
+DATA qbe5ae64567f544e4_avx2<>+40(SB)/8, $0xbe5ae64567f544e4
+DATA qbe5ae64567f544e4_avx2<>+48(SB)/8, $0xbe5ae64567f544e4
+DATA qbe5ae64567f544e4_avx2<>+56(SB)/8, $0xbe5ae64567f544e4
+GLOBL qbe5ae64567f544e4_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3efa01a01a01a01a_avx2<>+0(SB)/8, $0x3efa01a01a01a01a
+DATA q3efa01a01a01a01a_avx2<>+8(SB)/8, $0x3efa01a01a01a01a
+DATA q3efa01a01a01a01a_avx2<>+16(SB)/8, $0x3efa01a01a01a01a
+DATA q3efa01a01a01a01a_avx2<>+24(SB)/8, $0x3efa01a01a01a01a
+DATA q3efa01a01a01a01a_avx2<>+32(SB)/8, $0x3efa01a01a01a01a
+DATA q3efa01a01a01a01a_avx2<>+40(SB)/8, $0x3efa01a01a01a01a
+DATA q3efa01a01a01a01a_avx2<>+48(SB)/8, $0x3efa01a01a01a01a
+DATA q3efa01a01a01a01a_avx2<>+56(SB)/8, $0x3efa01a01a01a01a
+GLOBL q3efa01a01a01a01a_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3ec71de3a556c734_avx2<>+0(SB)/8, $0x3ec71de3a556c734
+DATA q3ec71de3a556c734_avx2<>+8(SB)/8, $0x3ec71de3a556c734
+DATA q3ec71de3a556c734_avx2<>+16(SB)/8, $0x3ec71de3a556c734
+DATA q3ec71de3a556c734_avx2<>+24(SB)/8, $0x3ec71de3a556c734
+DATA q3ec71de3a556c734_avx2<>+32(SB)/8, $0x3ec71de3a556c734
+DATA q3ec71de3a556c734_avx2<>+40(SB)/8, $0x3ec71de3a556c734
+DATA q3ec71de3a556c734_avx2<>+48(SB)/8, $0x3ec71de3a556c734
+DATA q3ec71de3a556c734_avx2<>+56(SB)/8, $0x3ec71de3a556c734
+GLOBL q3ec71de3a556c734_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA qbf56c16c16c16c17_avx2<>+0(SB)/8, $0xbf56c16c16c16c17
+DATA qbf56c16c16c16c17_avx2<>+8(SB)/8, $0xbf56c16c16c16c17
+DATA qbf56c16c16c16c17_avx2<>+16(SB)/8, $0xbf56c16c16c16c17
+DATA qbf56c16c16c16c17_avx2<>+24(SB)/8, $0xbf56c16c16c16c17
+DATA qbf56c16c16c16c17_avx2<>+32(SB)/8, $0xbf56c16c16c16c17
+DATA qbf56c16c16c16c17_avx2<>+40(SB)/8, $0xbf56c16c16c16c17
+DATA qbf56c16c16c16c17_avx2<>+48(SB)/8, $0xbf56c16c16c16c17
+DATA qbf56c16c16c16c17_avx2<>+56(SB)/8, $0xbf56c16c16c16c17
+GLOBL qbf56c16c16c16c17_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA qbf2a01a01a01a01a_avx2<>+0(SB)/8, $0xbf2a01a01a01a01a
+DATA qbf2a01a01a01a01a_avx2<>+8(SB)/8, $0xbf2a01a01a01a01a
+DATA qbf2a01a01a01a01a_avx2<>+16(SB)/8, $0xbf2a01a01a01a01a
+DATA qbf2a01a01a01a01a_avx2<>+24(SB)/8, $0xbf2a01a01a01a01a
+DATA qbf2a01a01a01a01a_avx2<>+32(SB)/8, $0xbf2a01a01a01a01a
+DATA qbf2a01a01a01a01a_avx2<>+40(SB)/8, $0xbf2a01a01a01a01a
+DATA qbf2a01a01a01a01a_avx2<>+48(SB)/8, $0xbf2a01a01a01a01a
+DATA qbf2a01a01a01a01a_avx2<>+56(SB)/8, $0xbf2a01a01a01a01a
+GLOBL qbf2a01a01a01a01a_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3fa5555555555555_avx2<>+0(SB)/8, $0x3fa5555555555555
+DATA q3fa5555555555555_avx2<>+8(SB)/8, $0x3fa5555555555555
+DATA q3fa5555555555555_avx2<>+16(SB)/8, $0x3fa5555555555555
+DATA q3fa5555555555555_avx2<>+24(SB)/8, $0x3fa5555555555555
+DATA q3fa5555555555555_avx2<>+32(SB)/8, $0x3fa5555555555555
+DATA q3fa5555555555555_avx2<>+40(SB)/8, $0x3fa5555555555555
+DATA q3fa5555555555555_avx2<>+48(SB)/8, $0x3fa5555555555555
+DATA q3fa5555555555555_avx2<>+56(SB)/8, $0x3fa5555555555555
+GLOBL q3fa5555555555555_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q3f81111111111111_avx2<>+0(SB)/8, $0x3f81111111111111
+DATA q3f81111111111111_avx2<>+8(SB)/8, $0x3f81111111111111
+DATA q3f81111111111111_avx2<>+16(SB)/8, $0x3f81111111111111
+DATA q3f81111111111111_avx2<>+24(SB)/8, $0x3f81111111111111
+DATA q3f81111111111111_avx2<>+32(SB)/8, $0x3f81111111111111
+DATA q3f81111111111111_avx2<>+40(SB)/8, $0x3f81111111111111
+DATA q3f81111111111111_avx2<>+48(SB)/8, $0x3f81111111111111
+DATA q3f81111111111111_avx2<>+56(SB)/8, $0x3f81111111111111
+GLOBL q3f81111111111111_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA qbfe0000000000000_avx2<>+0(SB)/8, $0xbfe0000000000000
+DATA qbfe0000000000000_avx2<>+8(SB)/8, $0xbfe0000000000000
+DATA qbfe0000000000000_avx2<>+16(SB)/8, $0xbfe0000000000000
+DATA qbfe0000000000000_avx2<>+24(SB)/8, $0xbfe0000000000000
+DATA qbfe0000000000000_avx2<>+32(SB)/8, $0xbfe0000000000000
+DATA qbfe0000000000000_avx2<>+40(SB)/8, $0xbfe0000000000000
+DATA qbfe0000000000000_avx2<>+48(SB)/8, $0xbfe0000000000000
+DATA qbfe0000000000000_avx2<>+56(SB)/8, $0xbfe0000000000000
+GLOBL qbfe0000000000000_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA qbfc5555555555555_avx2<>+0(SB)/8, $0xbfc5555555555555
+DATA qbfc5555555555555_avx2<>+8(SB)/8, $0xbfc5555555555555
+DATA qbfc5555555555555_avx2<>+16(SB)/8, $0xbfc5555555555555
+DATA qbfc5555555555555_avx2<>+24(SB)/8, $0xbfc5555555555555
+DATA qbfc5555555555555_avx2<>+32(SB)/8, $0xbfc5555555555555
+DATA qbfc5555555555555_avx2<>+40(SB)/8, $0xbfc5555555555555
+DATA qbfc5555555555555_avx2<>+48(SB)/8, $0xbfc5555555555555
+DATA qbfc5555555555555_avx2<>+56(SB)/8, $0xbfc5555555555555
+GLOBL qbfc5555555555555_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q0000000000000001_avx2<>+0(SB)/8, $0x0000000000000001
+DATA q0000000000000001_avx2<>+8(SB)/8, $0x0000000000000001
+DATA q0000000000000001_avx2<>+16(SB)/8, $0x0000000000000001
+DATA q0000000000000001_avx2<>+24(SB)/8, $0x0000000000000001
+DATA q0000000000000001_avx2<>+32(SB)/8, $0x0000000000000001
+DATA q0000000000000001_avx2<>+40(SB)/8, $0x0000000000000001
+DATA q0000000000000001_avx2<>+48(SB)/8, $0x0000000000000001
+DATA q0000000000000001_avx2<>+56(SB)/8, $0x0000000000000001
+GLOBL q0000000000000001_avx2<>(SB), RODATA|NOPTR, $64
+
+DATA q8000000000000000_avx2<>+0(SB)/8, $0x8000000000000000
+DATA q8000000000000000_avx2<>+8(SB)/8, $0x8000000000000000
+DATA q8000000000000000_avx2<>+16(SB)/8, $0x8000000000000000
+DATA q8000000000000000_avx2<>+24(SB)/8, $0x8000000000000000
+DATA q8000000000000000_avx2<>+32(SB)/8, $0x8000000000000000
+DATA q8000000000000000_avx2<>+40(SB)/8, $0x8000000000000000
+DATA q8000000000000000_avx2<>+48(SB)/8, $0x8000000000000000
+DATA q8000000000000000_avx2<>+56(SB)/8, $0x8000000000000000
+GLOBL q8000000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
 // func adamWAVX2(params []float32, m []float32, v []float32, grad []float32, h *float32)
 // Requires: AVX, FMA3

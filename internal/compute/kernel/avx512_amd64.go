@@ -56,6 +56,9 @@ func digestAVX512(acc *[64]uint32, x []float32)
 func dropoutAVX512(dst []float32, x []float32, threshold uint32, scale float32, ctr *uint32, key *uint32)
 
 //go:noescape
+func normalsAVX512(dst []float32, scale float32, ctr *uint32, key *uint32)
+
+//go:noescape
 func adamWAVX512(params []float32, m []float32, v []float32, grad []float32, h *float32)
 
 //go:noescape

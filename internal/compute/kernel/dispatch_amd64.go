@@ -181,6 +181,18 @@ func dropout(dst, x []float32, threshold uint32, scale float32, ctr [4]uint32, k
 	}
 }
 
+// hasNormals reports whether normals may be called.
+func hasNormals() bool { return active != Generic }
+
+// normals sets dst to normal numbers times scale, of a block of the stream each.
+func normals(dst []float32, scale float32, ctr [4]uint32, key [2]uint32) {
+	if active == AVX512 {
+		normalsAVX512(dst, scale, &ctr[0], &key[0])
+	} else {
+		normalsAVX2(dst, scale, &ctr[0], &key[0])
+	}
+}
+
 func adamW(params, m, v, grad []float32, h *adamWCoef) {
 	switch active {
 	case AVX512:

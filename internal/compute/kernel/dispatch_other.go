@@ -70,6 +70,10 @@ func sumSquares(acc *[lanes]float64, x []float32) { sumSquaresGeneric(acc, x) }
 
 func digest(acc *[digestLanes]uint32, x []float32) { digestGeneric(acc, x) }
 
+func hasNormals() bool { return false }
+
+func normals([]float32, float32, [4]uint32, [2]uint32) { panic("kernel: no such kernel") }
+
 func hasTileDirect() bool { return false }
 
 func tileDirect(int, int, []float32, int, int, []float32, []float32, int, bool) {

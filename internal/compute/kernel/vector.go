@@ -359,6 +359,38 @@ func Dropout(dst, x []float32, offset int, prob float32, s rng.Stream) {
 	}
 }
 
+// normalStretch is longest for numbers that take a few nanoseconds each.
+const normalStretch = 8 << 10
+
+// Normals sets dst to scale times what as many calls of [rng.Stream.Normal] return in the stream of a place, in float64 and then rounded.
+func Normals(dst []float32, seed uint64, place rng.Place, scale float32) {
+	s := rng.New(seed, place)
+	if !hasNormals() || uint64(len(dst)) > 1<<32 {
+		var some [1024]float64
+		for len(dst) > 0 {
+			n := some[:min(len(dst), len(some))]
+			s.Normals(n)
+			for i, v := range n {
+				dst[i] = float32(float64(scale) * v)
+			}
+			dst = dst[len(n):]
+		}
+		return
+	}
+	ctr, key := s.Counter(), s.Key()
+	for len(dst) >= lanes {
+		n := body(min(len(dst), normalStretch))
+		normals(dst[:n], scale, ctr, key)
+		ctr[0] += uint32(n)
+		dst = dst[n:]
+	}
+	if len(dst) > 0 {
+		var t [lanes]float32
+		normals(t[:], scale, ctr, key)
+		copy(dst, t[:])
+	}
+}
+
 // AdamWStep holds the numbers of one AdamW update.
 type AdamWStep struct {
 	LR, Beta1, Beta2, Eps, WeightDecay float32

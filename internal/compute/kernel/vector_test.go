@@ -87,6 +87,11 @@ func TestPathsAgree(t *testing.T) {
 			Dropout(dst, in(1), 0, 0.3, rng.New(7, rng.Place{Step: 1, Sample: 2, Layer: 3, Op: 4}))
 			return [][]float32{dst}
 		},
+		"Normals": func(_ *Pool, n int, in func(uint64) []float32) [][]float32 {
+			dst := make([]float32, n)
+			Normals(dst, uint64(n)<<31|7, rng.Place{Step: 1, Sample: 2, Layer: 3, Op: 4}, in(1)[0])
+			return [][]float32{dst}
+		},
 		"AdamW": func(_ *Pool, n int, in func(uint64) []float32) [][]float32 {
 			p, m, v := in(1), in(2), in(3)
 			for i := range v {
@@ -152,6 +157,43 @@ func nanBits(x []float32) {
 		if v != v {
 			x[i] = float32(math.NaN())
 		}
+	}
+}
+
+// Each path makes the numbers of package rng, many of them, since few are near the borders of its cases.
+func TestNormals(t *testing.T) {
+	n := 1 << 22
+	if testing.Short() {
+		n = 1 << 16
+	}
+	place := rng.Place{Sample: 5, Layer: 2}
+	const scale = 0.25 // the product with it is exact
+	want := make([]float32, n)
+	s := rng.New(3, place)
+	for i := range want {
+		want[i] = float32(scale * s.Normal())
+	}
+	for _, p := range Available() {
+		restore, err := Use(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]float32, n)
+		Normals(got, 3, place, scale)
+		restore()
+		for i, x := range got {
+			if math.Float32bits(x) != math.Float32bits(want[i]) {
+				t.Fatalf("%v: number %d is %v, want %v", p, i, x, want[i])
+			}
+		}
+	}
+}
+
+func BenchmarkNormals(b *testing.B) {
+	x := make([]float32, 1<<16)
+	b.SetBytes(int64(len(x)))
+	for b.Loop() {
+		Normals(x, 1, rng.Place{}, 0.02)
 	}
 }
 

@@ -59,6 +59,7 @@ func main() {
 	vectorKernels()
 	digestKernel()
 	dropoutKernel()
+	normalsKernel()
 	optimizerKernels()
 	tiles()
 	if wide() {
