@@ -16,14 +16,14 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
-// AllReduce compares the all-reduce of a group of workers, over unix sockets, memory and TCP, with that of OpenMPI, over memory and TCP, and that of
+// AllReduce compares the all-reduce of a group of workers, on one host with reads of memory and without, and over TCP, with that of OpenMPI, over memory and TCP, and that of
 // Gloo. Each rank is a process. A figure is the mean of some calls in a row, of the slowest rank. Sides take turns; between their turns our ranks sleep, and
 // those of the peers do not exist.
 func AllReduce(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("allreduce", flag.ExitOnError)
 	role := f.String("role", "", "rank: a process that this command starts")
 	self := f.Int("rank", 0, "of such a process")
-	links := f.String("links", "", "of such a process: host, sockets, memory or tcp")
+	links := f.String("links", "", "of such a process: host, sockets or tcp")
 	folder := f.String("folder", "", "of such a process: where its sockets are")
 	ranks := f.String("ranks", "2,4,8", "numbers of ranks")
 	sizes := f.String("sizes", "1024,65536,1048576,16777216", "bytes that are reduced, multiples of 4")

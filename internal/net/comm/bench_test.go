@@ -12,11 +12,11 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
-// benchEach runs a benchmark over TCP, over unix sockets, and in shared memory.
+// benchEach runs a benchmark over TCP, and on one host with and without reads of memory.
 func benchEach(b *testing.B, bench func(b *testing.B, network func(int) transport.Transport)) {
 	b.Run("tcp", func(b *testing.B) { bench(b, inTCP) })
-	b.Run("unix", func(b *testing.B) { bench(b, inHost(b)) })
-	b.Run("memory", func(b *testing.B) { bench(b, inMemory(b)) })
+	b.Run("host", func(b *testing.B) { bench(b, inHost(b)) })
+	b.Run("sockets", func(b *testing.B) { bench(b, inSockets(b)) })
 }
 
 // BenchmarkRaw is the bandwidth of a connection without links.
@@ -36,9 +36,6 @@ func BenchmarkRaw(b *testing.B) {
 				return
 			}
 			defer c.Close()
-			if s, ok := c.(transport.Sharer); ok {
-				s.Share(false)
-			}
 			buf := make([]byte, size)
 			for {
 				if _, err := io.ReadFull(c, buf); err != nil {
@@ -49,9 +46,6 @@ func BenchmarkRaw(b *testing.B) {
 		c, err := network(0).Dial(b.Context(), l.Addr())
 		if err != nil {
 			b.Fatal(err)
-		}
-		if s, ok := c.(transport.Sharer); ok {
-			s.Share(true)
 		}
 		data := make([]byte, size)
 		b.SetBytes(size)
@@ -190,7 +184,7 @@ func BenchmarkLink(b *testing.B) {
 	for _, network := range []struct {
 		name string
 		of   func(int) transport.Transport
-	}{{"mem", inMem()}, {"tcp", inTCP}, {"unix", inHost(b)}, {"memory", inMemory(b)}} {
+	}{{"mem", inMem()}, {"tcp", inTCP}, {"host", inHost(b)}, {"sockets", inSockets(b)}} {
 		b.Run(network.name, func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()

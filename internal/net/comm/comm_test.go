@@ -63,11 +63,11 @@ func inHost(t testing.TB) func(int) transport.Transport {
 	return func(i int) transport.Transport { return transport.Host{Folder: folder, Name: fmt.Sprint(i)} }
 }
 
-// inMemory is inHost, with links that share memory.
-func inMemory(t testing.TB) func(int) transport.Transport {
+// inSockets is inHost, where no memory of a peer is read.
+func inSockets(t testing.TB) func(int) transport.Transport {
 	folder := t.TempDir()
 	return func(i int) transport.Transport {
-		return transport.Host{Folder: folder, Name: fmt.Sprint(i), Memory: true}
+		return transport.Host{Folder: folder, Name: fmt.Sprint(i), Sockets: true}
 	}
 }
 
@@ -83,12 +83,12 @@ func user(step uint64, i int) Key { return Key{Kind: KindUser, Step: step, Lo: i
 
 var sizes = []int{0, 1, 1000, 32 << 10, 32<<10 + 1, 300 << 10, 5 << 20}
 
-// eachTransport runs a test on mem, in a bubble, on tcp, on unix sockets, and in shared memory.
+// eachTransport runs a test on mem, in a bubble, on tcp, and on one host with and without reads of memory.
 func eachTransport(t *testing.T, test func(t *testing.T, transport func(int) transport.Transport)) {
 	t.Run("mem", func(t *testing.T) { synctest.Test(t, func(t *testing.T) { test(t, inMem()) }) })
 	t.Run("tcp", func(t *testing.T) { test(t, inTCP) })
-	t.Run("unix", func(t *testing.T) { test(t, inHost(t)) })
-	t.Run("memory", func(t *testing.T) { test(t, inMemory(t)) })
+	t.Run("host", func(t *testing.T) { test(t, inHost(t)) })
+	t.Run("sockets", func(t *testing.T) { test(t, inSockets(t)) })
 }
 
 func TestSendReceive(t *testing.T) {

@@ -76,7 +76,6 @@ type LinkEvent struct {
 	Link uint64 // number of the link among those of the pair, from 1; 0 if there never was one
 	Err  error  // why it is down
 
-	Socket error // why a link that is up does not share memory, where it was to
 	Copies error // why messages of a link within a host are not read from the peer's memory; of a second event if only a trial shows it
 }
 

@@ -129,17 +129,13 @@
 // credit where the fence has another value than announced. A side changes its fence before it uses the data of an offer without
 // an answer for something else, which is when it sends cancel.
 //
-// With transport.Host.Memory, the caller of a link of one host offers memory
-// right behind the welcome, and the answerer says whether it uses it (package shm).
-// All frames that follow pass through it then, in the same form.
-//
 // A frame of an unknown type, a wrong length, a number that cannot be, or a
 // zero that is not zero ends the connection: there are no trailing bytes to
 // skip, and extensions take a new version.
 //
 // # Limitations
 //
-// Processes of one host have rings in shared memory only on request, on Linux. One endpoint lock serves tens of
+// One endpoint lock serves tens of
 // links, not thousands. Under TLS every frame is a record of its own, and keys
 // are not renewed in the life of a link, as should be done with AES-GCM every
 // 300 GB. Up to 1 MiB of a peer's memory is read at a time, which nothing interrupts:

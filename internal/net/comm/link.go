@@ -9,8 +9,6 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
-
-	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // link is one connection to a peer. The peer's loop makes it, writes to it,
@@ -155,7 +153,7 @@ func (b *batch) write() (n int, err error) {
 	}
 	b.vec = append(b.vec[:0], b.bufs...)
 	vec := b.vec
-	written, err := transport.Write(l.conn, &vec)
+	written, err := vec.WriteTo(l.conn)
 	e.lock()
 	l.writing = false
 	var rest []byte

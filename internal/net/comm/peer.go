@@ -49,7 +49,6 @@ type handover struct {
 	number  uint64
 	pool    uint32 // of the other side
 	welcome bool   // we owe it
-	socket  error  // why a link that could share memory does not
 }
 
 func newPeer(e *Endpoint, p Peer) *peer {
@@ -299,10 +298,7 @@ func (p *peer) dial(ctx context.Context, connect func(context.Context, string) (
 		err = ctx.Err()
 	case err != nil:
 	case f.Type == FrameWelcome:
-		h := &handover{conn: c, number: f.Link, pool: f.Pool}
-		if h.socket, err = shareMemory(ctx, h); err == nil {
-			return h, nil
-		}
+		return &handover{conn: c, number: f.Link, pool: f.Pool}, nil
 	case f.Type == FrameRefuse:
 		err = &refusedError{f.Reason, f.Link}
 	default:
@@ -312,43 +308,9 @@ func (p *peer) dial(ctx context.Context, connect func(context.Context, string) (
 	return fail(err)
 }
 
-// shareMemory has a link continue in memory that both ends share, where its transport can. The end that called offers it, right
-// after the welcome. It returns the reason where the link stays as it is.
-func shareMemory(ctx context.Context, h *handover) (reason, err error) {
-	s, ok := h.conn.(transport.Sharer)
-	if !ok {
-		return nil, nil
-	}
-	stop := context.AfterFunc(ctx, func() { h.conn.SetDeadline(past) })
-	reason, err = s.Share(!h.welcome)
-	if !stop() && err == nil {
-		err = ctx.Err()
-	}
-	return reason, err
-}
-
-// welcome sends the welcome, if we owe it. It goes with the first frames, unless memory is to be shared first.
-func (p *peer) welcome(h *handover) (first []byte, err error) {
-	if !h.welcome {
-		return nil, nil
-	}
-	first = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(p.e.cfg.Pool)}.Append(nil)
-	if _, ok := h.conn.(transport.Sharer); !ok {
-		return first, nil
-	}
-	ctx, cancel := context.WithTimeout(p.e.ctx, timing.Handshake)
-	defer cancel()
-	h.conn.SetDeadline(time.Now().Add(timing.Handshake))
-	if _, err = h.conn.Write(first); err == nil {
-		h.socket, err = shareMemory(ctx, h)
-	}
-	return nil, err
-}
-
 // serve runs a link from its welcome to its end.
 func (p *peer) serve(h *handover) {
 	e := p.e
-	first, err := p.welcome(h)
 	l := &link{
 		p: p, conn: h.conn, number: h.number, pool: int(h.pool), window: int(h.pool),
 		out: make(map[uint64]*Sending), in: make(map[uint64]*incoming),
@@ -356,10 +318,12 @@ func (p *peer) serve(h *handover) {
 	l.ours.Store(rand.Uint64())
 	near, copies := transport.Neighbour(h.conn)
 	l.conn.SetDeadline(time.Time{})
-	l.ctl = first
+	if h.welcome {
+		l.ctl = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(e.cfg.Pool)}.Append(nil) // goes with the first frames
+	}
 	e.lock()
 	p.taken = nil
-	if err != nil || p.evicted != nil || p.next != nil {
+	if p.evicted != nil || p.next != nil {
 		e.unlock()
 		l.conn.Close()
 		if near != nil {
@@ -372,7 +336,7 @@ func (p *peer) serve(h *handover) {
 	p.dispatch()
 	e.notify()
 	e.unlock()
-	p.tell(LinkEvent{Peer: p.Session, Up: true, Link: l.number, Socket: h.socket, Copies: copies})
+	p.tell(LinkEvent{Peer: p.Session, Up: true, Link: l.number, Copies: copies})
 
 	readEnd := make(chan error, 1)
 	e.tasks.Go(func() {

@@ -2,9 +2,7 @@ package commtest
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,58 +53,6 @@ func TestHost(t *testing.T) {
 		TestTransport(t, host(t, far))
 		TestEndpoints(t, host(t, far))
 	}
-}
-
-// memoryHost is links of one host that share memory.
-func memoryHost(t *testing.T) Network {
-	folder := t.TempDir()
-	return func(_ testing.TB, i int) transport.Transport {
-		return transport.Host{Folder: folder, Name: fmt.Sprint(i), Memory: true}
-	}
-}
-
-func TestMemoryHost(t *testing.T) {
-	network := memoryHost(t)
-	TestTransport(t, func(tb testing.TB, i int) transport.Transport { return shared{network(tb, i)} })
-	TestEndpoints(t, network)
-}
-
-func TestFaultyMemoryHost(t *testing.T) {
-	TestEndpoints(t, delayed(memoryHost(t)))
-}
-
-// shared has connections share memory at once, without the handshake of a link.
-type shared struct{ transport.Transport }
-
-func (s shared) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	c, err := s.Transport.Dial(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	return share(c, true)
-}
-
-func (s shared) Listen(addr string) (transport.Listener, error) {
-	l, err := s.Transport.Listen(addr)
-	return sharedListener{l}, err
-}
-
-type sharedListener struct{ transport.Listener }
-
-func (l sharedListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return share(c, false)
-}
-
-func share(c net.Conn, offer bool) (net.Conn, error) {
-	if reason, err := c.(transport.Sharer).Share(offer); err != nil {
-		c.Close()
-		return nil, errors.Join(reason, err)
-	}
-	return c, nil
 }
 
 func TestFaultyHost(t *testing.T) {

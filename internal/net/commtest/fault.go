@@ -268,18 +268,6 @@ func newFaultConn(c net.Conn, t *faultTransport, to string) *faultConn {
 	return &faultConn{Conn: c, t: t, to: to, changed: make(chan struct{}), closed: make(chan struct{})}
 }
 
-// Share implements [transport.Sharer] where the connection does.
-func (c *faultConn) Share(offer bool) (reason, err error) {
-	s, ok := c.Conn.(transport.Sharer)
-	if !ok {
-		return nil, nil
-	}
-	if _, err := c.peer(); err != nil {
-		return nil, err
-	}
-	return s.Share(offer)
-}
-
 func (c *faultConn) Close() error {
 	c.once.Do(func() { close(c.closed) })
 	return c.Conn.Close()

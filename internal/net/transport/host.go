@@ -32,8 +32,6 @@ type Host struct {
 	Name string
 	// Far reaches the workers of other hosts; nil where there are none.
 	Far Transport
-	// Memory has links of this host pass their bytes through shared memory, see [Sharer]. It is the same for all workers of a host.
-	Memory bool
 	// Sockets has links of this host carry all bytes themselves: no process reads the memory of another, see [Neighbour].
 	Sockets bool
 }
@@ -141,10 +139,7 @@ func (h Host) local(c *net.UnixConn) (net.Conn, error) {
 	if err := errors.Join(c.SetWriteBuffer(buffer), c.SetReadBuffer(buffer)); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	switch {
-	case h.Memory:
-		return &local{socket: c, unread: h.Sockets}, nil
-	case h.Sockets:
+	if h.Sockets {
 		return unread{c}, nil
 	}
 	return c, nil

@@ -103,7 +103,7 @@ func TestProcessesSameBits(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, %d workers, %d stages, ZeRO %s, %s", size, c.workers, c.stages, c.zero, filepath.Base(c.program)), func(t *testing.T) {
 				if size == "odd" {
-					t.Setenv("SOLITON_LINKS", "memory")
+					t.Setenv("SOLITON_LINKS", "sockets")
 				}
 				s, got := launch(t, launcher, append([]string{"--workers", fmt.Sprint(c.workers), "--stages", fmt.Sprint(c.stages), "--zero", c.zero, c.program}, args...)...)
 				if s.ParamsSHA256 != want.ParamsSHA256 || s.StateSHA256 != want.StateSHA256 {

@@ -294,10 +294,8 @@ func Main(launched control.Identity, makeJob Make) int {
 	case "":
 	case "sockets":
 		links.Sockets = true
-	case "memory":
-		links.Memory = true
 	default:
-		complain(fmt.Errorf("%s is %q: give memory (links of one host share memory), sockets (no worker reads the memory of another), or nothing", envLinks, how))
+		complain(fmt.Errorf("%s is %q: give sockets (no worker reads the memory of another), or nothing", envLinks, how))
 		return exitFailed
 	}
 	if launched.Addr != "" {

@@ -28,7 +28,6 @@ type recovery struct {
 	told  atomic.Bool               // it has said that this worker is not to commit
 
 	broken chan id.Session // the other ends of links that broke
-	socket sync.Once       // says that a link does not share memory
 	copies sync.Once       // says that the memory of a peer on this host is not read
 
 	mu      sync.Mutex
@@ -209,9 +208,6 @@ func (r *recovery) never(ev comm.LinkEvent) bool {
 
 // link reports a broken link to the engine and the agent. The goroutine of the link calls it.
 func (r *recovery) link(ev comm.LinkEvent) {
-	if ev.Socket != nil {
-		r.socket.Do(func() { complain(fmt.Errorf("the link to worker %d is a socket: %w", ev.Peer.Worker, ev.Socket)) })
-	}
 	if ev.Copies != nil {
 		r.copies.Do(func() {
 			complain(fmt.Errorf("messages of worker %d pass through a socket: %w", ev.Peer.Worker, ev.Copies))
