@@ -81,7 +81,8 @@ type Job struct {
 	RunDir string
 
 	// Threads is the number of compute threads; 0 means one for each core. The
-	// result does not depend on it. --threads
+	// result does not depend on it. Where they are 2 to 8 and the machine has as many cores, each runs a micro-batch of its own,
+	// so layers hold as many times the memory between Forward and Backward; more share one. --threads
 	Threads int
 
 	// OnStep is called for every committed step in order, by the goroutine that

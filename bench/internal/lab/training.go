@@ -43,6 +43,8 @@ type Training struct {
 	Peak  int64     // resident bytes of the largest worker
 	CPU   float64   // seconds of processor time of the launcher and its workers
 	Hash  string
+
+	Parameters int64 // of the model
 }
 
 // Run makes a run, with more variables in its environment. Several may go on at the same time.
@@ -70,6 +72,14 @@ func (b *TrainingBench) Run(workers int, flags, program []string, env ...string)
 	for _, w := range sum.Workers {
 		t.Bytes += w.BytesSent
 	}
+	var job rundir.Job
+	if raw, err = os.ReadFile(filepath.Join(dir, "job.json")); err != nil {
+		return t, err
+	}
+	if err := json.Unmarshal(raw, &job); err != nil {
+		return t, err
+	}
+	t.Parameters = job.Parameters
 	t.Hash = sum.ParamsSHA256
 	lines, err := os.Open(filepath.Join(dir, "metrics.jsonl"))
 	if err != nil {

@@ -6,15 +6,18 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
 	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/pages"
 )
 
 // Protect tells what mirrors and digests cost while nothing fails: whole training steps of
 // the default GPT with them, and the same without. Runs take turns; the figure is the median
-// over pairs of the ratio of a step's median time.
+// over pairs of the ratio of a step's median time. Beside it stands the bound that the memory sets.
 func Protect(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("protect", flag.ExitOnError)
 	pairs := f.Int("pairs", 7, "pairs of runs of each kind")
@@ -45,9 +48,11 @@ func Protect(args []string, rec *report.Recorder) error {
 	}
 	program := strings.Fields(*model)
 	hash := ""
+	speed := streamed()
+	fmt.Printf("all processors together read and write %.1f GB/s of memory\n", speed/1e9)
 	for _, flags := range cases {
 		fmt.Printf("\n%s against %s: ms of each step\n", strings.Join(flags, " "), strings.Join(bare, " "))
-		var ratios []float64
+		var ratios, bounds []float64
 		row := report.Row{
 			Comparison: "protect", Case: strings.TrimSpace("step of the GPT " + *model), Workers: *workers, Threads: 1,
 			Ours: strings.Join(flags, " "), Theirs: strings.Join(bare, " "), Unit: "ms", Kind: report.Cost, Goal: 1.01,
@@ -71,6 +76,7 @@ func Protect(args []string, rec *report.Recorder) error {
 				hash = into.Hash
 			}
 			ratios = append(ratios, lab.Median(with.Ms)/lab.Median(without.Ms))
+			bounds = append(bounds, 1+protectedBytes(*workers)*float64(with.Parameters)/speed/(lab.Median(without.Ms)/1e3))
 			row.Add(lab.Median(with.Ms), lab.Median(without.Ms))
 			cpu.Add(with.CPU, without.CPU)
 			fmt.Printf("  pair %d  with %s  without %s\n", i, lab.List(with.Ms), lab.List(without.Ms))
@@ -79,6 +85,39 @@ func Protect(args []string, rec *report.Recorder) error {
 		}
 		rec.Add(row, cpu)
 		fmt.Printf("  time of a step with them by that of one without, median over pairs: %.3f of %s\n", lab.Median(ratios), lab.Fractions(ratios))
+		if len(flags) == 2 { // with both
+			fmt.Printf("  bound by the bytes that they read and write: %.3f of %s\n", lab.Median(bounds), lab.Fractions(bounds))
+		}
 	}
 	return nil
+}
+
+// protectedBytes returns how many bytes of memory one mirror and digests read and write for each parameter and step of AdamW, in one stage: the
+// mirror applies the update (gradient, parameter and two moments are read, the last three written), and before the commit each holder
+// of a block reads it again: owner and mirror the parameter and the moments, all others the parameter. The gradient that goes to the
+// mirror takes the place of the parameter that it need not get.
+func protectedBytes(workers int) float64 { return 4 * float64(4+3+2*3+workers-2) }
+
+// streamed measures how many bytes of memory all processors read and write together in a second, the best of some tries.
+func streamed() (best float64) {
+	const n, passes = 16 << 20, 4
+	cores := runtime.NumCPU()
+	arrays := make([][]float32, 3*cores)
+	for i := range arrays {
+		arrays[i] = pages.Make(n)
+	}
+	for range 5 {
+		began := time.Now()
+		var all sync.WaitGroup
+		for i := range cores {
+			all.Go(func() {
+				for range passes {
+					kernel.Add(arrays[3*i], arrays[3*i+1], arrays[3*i+2])
+				}
+			})
+		}
+		all.Wait()
+		best = max(best, float64(cores*passes*n*4*3)/time.Since(began).Seconds())
+	}
+	return best
 }

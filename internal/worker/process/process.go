@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -184,12 +185,13 @@ func Panicked(step int, where string, v any) *PanicError {
 	return &PanicError{Step: step, Where: where, Value: v, Stack: trimStack(stack)}
 }
 
-// passes returns how many passes a worker of so many threads runs at a time: each takes memory, so many threads share one pass.
+// passes returns how many passes a worker of so many threads runs at a time: each takes memory, so many threads share one pass, and
+// there are no more than processors.
 func (j *Job) passes(threads int) int {
 	if j.OnePass || threads > engine.Lanes {
 		return 1
 	}
-	return threads
+	return min(threads, runtime.NumCPU())
 }
 
 // laneOf returns the lane of a panic.
