@@ -50,6 +50,12 @@ func normGradAVX2(dgain []float32, dbias []float32, dout []float32, x []float32,
 func sumSquaresAVX2(acc *[16]float64, x []float32)
 
 //go:noescape
+func foldSumAVX2(acc *[16]float32) float32
+
+//go:noescape
+func foldMaxAVX2(acc *[16]float32) float32
+
+//go:noescape
 func digestAVX2(acc *[64]uint32, x []float32)
 
 //go:noescape
@@ -65,19 +71,19 @@ func adamWAVX2(params []float32, m []float32, v []float32, grad []float32, h *fl
 func sgdAVX2(params []float32, m []float32, grad []float32, h *float32)
 
 //go:noescape
-func tile1AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile1AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile2AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile2AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile3AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile3AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile4AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile4AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile5AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile5AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile6AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile6AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)

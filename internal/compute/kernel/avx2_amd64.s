@@ -1003,6 +1003,38 @@ done:
 	VZEROUPPER
 	RET
 
+// func foldSumAVX2(acc *[16]float32) float32
+// Requires: AVX, SSE
+TEXT ·foldSumAVX2(SB), NOSPLIT, $0-12
+	MOVQ         acc+0(FP), AX
+	VMOVUPS      (AX), Y0
+	VADDPS       32(AX), Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VPERMILPD    $0x01, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDPS       X1, X0, X0
+	MOVSS        X0, ret+8(FP)
+	VZEROUPPER
+	RET
+
+// func foldMaxAVX2(acc *[16]float32) float32
+// Requires: AVX, SSE
+TEXT ·foldMaxAVX2(SB), NOSPLIT, $0-12
+	MOVQ         acc+0(FP), AX
+	VMOVUPS      (AX), Y0
+	VMAXPS       32(AX), Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VMAXPS       X1, X0, X0
+	VPERMILPD    $0x01, X0, X1
+	VMAXPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VMAXPS       X1, X0, X0
+	MOVSS        X0, ret+8(FP)
+	VZEROUPPER
+	RET
+
 // func digestAVX2(acc *[64]uint32, x []float32)
 // Requires: AVX, AVX2
 TEXT ·digestAVX2(SB), NOSPLIT, $0-32
@@ -3186,9 +3218,9 @@ done:
 	VZEROUPPER
 	RET
 
-// func tile1AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile1AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tile1AVX2(SB), NOSPLIT, $0-41
+TEXT ·tile1AVX2(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -3246,12 +3278,14 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Y0, Y0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (BX)
-	VADDPS  32(BX), Y1, Y1
+	VADDPS  32(AX), Y1, Y1
 	VMOVUPS Y1, 32(BX)
 	VZEROUPPER
 	RET
@@ -3262,9 +3296,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile2AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile2AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tile2AVX2(SB), NOSPLIT, $0-41
+TEXT ·tile2AVX2(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -3342,17 +3376,20 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Y0, Y0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (BX)
-	VADDPS  32(BX), Y1, Y1
+	VADDPS  32(AX), Y1, Y1
 	VMOVUPS Y1, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y2, Y2
+	ADDQ    CX, AX
+	VADDPS  (AX), Y2, Y2
 	VMOVUPS Y2, (BX)
-	VADDPS  32(BX), Y3, Y3
+	VADDPS  32(AX), Y3, Y3
 	VMOVUPS Y3, 32(BX)
 	VZEROUPPER
 	RET
@@ -3366,9 +3403,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile3AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile3AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tile3AVX2(SB), NOSPLIT, $0-41
+TEXT ·tile3AVX2(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -3466,22 +3503,26 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Y0, Y0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (BX)
-	VADDPS  32(BX), Y1, Y1
+	VADDPS  32(AX), Y1, Y1
 	VMOVUPS Y1, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y2, Y2
+	ADDQ    CX, AX
+	VADDPS  (AX), Y2, Y2
 	VMOVUPS Y2, (BX)
-	VADDPS  32(BX), Y3, Y3
+	VADDPS  32(AX), Y3, Y3
 	VMOVUPS Y3, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y4, Y4
+	ADDQ    CX, AX
+	VADDPS  (AX), Y4, Y4
 	VMOVUPS Y4, (BX)
-	VADDPS  32(BX), Y5, Y5
+	VADDPS  32(AX), Y5, Y5
 	VMOVUPS Y5, 32(BX)
 	VZEROUPPER
 	RET
@@ -3498,9 +3539,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile4AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile4AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tile4AVX2(SB), NOSPLIT, $0-41
+TEXT ·tile4AVX2(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -3618,27 +3659,32 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Y0, Y0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (BX)
-	VADDPS  32(BX), Y1, Y1
+	VADDPS  32(AX), Y1, Y1
 	VMOVUPS Y1, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y2, Y2
+	ADDQ    CX, AX
+	VADDPS  (AX), Y2, Y2
 	VMOVUPS Y2, (BX)
-	VADDPS  32(BX), Y3, Y3
+	VADDPS  32(AX), Y3, Y3
 	VMOVUPS Y3, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y4, Y4
+	ADDQ    CX, AX
+	VADDPS  (AX), Y4, Y4
 	VMOVUPS Y4, (BX)
-	VADDPS  32(BX), Y5, Y5
+	VADDPS  32(AX), Y5, Y5
 	VMOVUPS Y5, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y6, Y6
+	ADDQ    CX, AX
+	VADDPS  (AX), Y6, Y6
 	VMOVUPS Y6, (BX)
-	VADDPS  32(BX), Y7, Y7
+	VADDPS  32(AX), Y7, Y7
 	VMOVUPS Y7, 32(BX)
 	VZEROUPPER
 	RET
@@ -3658,9 +3704,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile5AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile5AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tile5AVX2(SB), NOSPLIT, $0-41
+TEXT ·tile5AVX2(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -3798,32 +3844,38 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Y0, Y0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (BX)
-	VADDPS  32(BX), Y1, Y1
+	VADDPS  32(AX), Y1, Y1
 	VMOVUPS Y1, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y2, Y2
+	ADDQ    CX, AX
+	VADDPS  (AX), Y2, Y2
 	VMOVUPS Y2, (BX)
-	VADDPS  32(BX), Y3, Y3
+	VADDPS  32(AX), Y3, Y3
 	VMOVUPS Y3, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y4, Y4
+	ADDQ    CX, AX
+	VADDPS  (AX), Y4, Y4
 	VMOVUPS Y4, (BX)
-	VADDPS  32(BX), Y5, Y5
+	VADDPS  32(AX), Y5, Y5
 	VMOVUPS Y5, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y6, Y6
+	ADDQ    CX, AX
+	VADDPS  (AX), Y6, Y6
 	VMOVUPS Y6, (BX)
-	VADDPS  32(BX), Y7, Y7
+	VADDPS  32(AX), Y7, Y7
 	VMOVUPS Y7, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y8, Y8
+	ADDQ    CX, AX
+	VADDPS  (AX), Y8, Y8
 	VMOVUPS Y8, (BX)
-	VADDPS  32(BX), Y9, Y9
+	VADDPS  32(AX), Y9, Y9
 	VMOVUPS Y9, 32(BX)
 	VZEROUPPER
 	RET
@@ -3846,9 +3898,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile6AVX2(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile6AVX2(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tile6AVX2(SB), NOSPLIT, $0-41
+TEXT ·tile6AVX2(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -4006,37 +4058,44 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Y0, Y0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (BX)
-	VADDPS  32(BX), Y1, Y1
+	VADDPS  32(AX), Y1, Y1
 	VMOVUPS Y1, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y2, Y2
+	ADDQ    CX, AX
+	VADDPS  (AX), Y2, Y2
 	VMOVUPS Y2, (BX)
-	VADDPS  32(BX), Y3, Y3
+	VADDPS  32(AX), Y3, Y3
 	VMOVUPS Y3, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y4, Y4
+	ADDQ    CX, AX
+	VADDPS  (AX), Y4, Y4
 	VMOVUPS Y4, (BX)
-	VADDPS  32(BX), Y5, Y5
+	VADDPS  32(AX), Y5, Y5
 	VMOVUPS Y5, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y6, Y6
+	ADDQ    CX, AX
+	VADDPS  (AX), Y6, Y6
 	VMOVUPS Y6, (BX)
-	VADDPS  32(BX), Y7, Y7
+	VADDPS  32(AX), Y7, Y7
 	VMOVUPS Y7, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y8, Y8
+	ADDQ    CX, AX
+	VADDPS  (AX), Y8, Y8
 	VMOVUPS Y8, (BX)
-	VADDPS  32(BX), Y9, Y9
+	VADDPS  32(AX), Y9, Y9
 	VMOVUPS Y9, 32(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Y10, Y10
+	ADDQ    CX, AX
+	VADDPS  (AX), Y10, Y10
 	VMOVUPS Y10, (BX)
-	VADDPS  32(BX), Y11, Y11
+	VADDPS  32(AX), Y11, Y11
 	VMOVUPS Y11, 32(BX)
 	VZEROUPPER
 	RET

@@ -50,6 +50,12 @@ func normGradAVX512(dgain []float32, dbias []float32, dout []float32, x []float3
 func sumSquaresAVX512(acc *[16]float64, x []float32)
 
 //go:noescape
+func foldSumAVX512(acc *[16]float32) float32
+
+//go:noescape
+func foldMaxAVX512(acc *[16]float32) float32
+
+//go:noescape
 func digestAVX512(acc *[64]uint32, x []float32)
 
 //go:noescape
@@ -65,76 +71,76 @@ func adamWAVX512(params []float32, m []float32, v []float32, grad []float32, h *
 func sgdAVX512(params []float32, m []float32, grad []float32, h *float32)
 
 //go:noescape
-func tile1AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile1AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect1AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect1AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile2AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile2AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect2AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect2AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile3AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile3AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect3AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect3AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile4AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile4AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect4AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect4AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile5AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile5AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect5AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect5AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile6AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile6AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect6AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect6AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile7AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile7AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect7AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect7AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile8AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile8AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect8AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect8AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile9AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile9AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect9AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect9AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile10AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile10AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect10AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect10AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile11AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile11AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect11AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect11AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tile12AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+func tile12AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
-func tileDirect12AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+func tileDirect12AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 
 //go:noescape
 func packCopyAVX512(dst *float32, src *float32, srcStride int, k int, n int, dstStride int)

@@ -826,6 +826,38 @@ done:
 	VZEROUPPER
 	RET
 
+// func foldSumAVX512(acc *[16]float32) float32
+// Requires: AVX, SSE
+TEXT ·foldSumAVX512(SB), NOSPLIT, $0-12
+	MOVQ         acc+0(FP), AX
+	VMOVUPS      (AX), Y0
+	VADDPS       32(AX), Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VPERMILPD    $0x01, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDPS       X1, X0, X0
+	MOVSS        X0, ret+8(FP)
+	VZEROUPPER
+	RET
+
+// func foldMaxAVX512(acc *[16]float32) float32
+// Requires: AVX, SSE
+TEXT ·foldMaxAVX512(SB), NOSPLIT, $0-12
+	MOVQ         acc+0(FP), AX
+	VMOVUPS      (AX), Y0
+	VMAXPS       32(AX), Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VMAXPS       X1, X0, X0
+	VPERMILPD    $0x01, X0, X1
+	VMAXPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VMAXPS       X1, X0, X0
+	MOVSS        X0, ret+8(FP)
+	VZEROUPPER
+	RET
+
 // func digestAVX512(acc *[64]uint32, x []float32)
 // Requires: AVX, AVX512F
 TEXT ·digestAVX512(SB), NOSPLIT, $0-32
@@ -2176,9 +2208,9 @@ done:
 	VZEROUPPER
 	RET
 
-// func tile1AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile1AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile1AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile1AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -2236,12 +2268,14 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	VZEROUPPER
 	RET
@@ -2252,9 +2286,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect1AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect1AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect1AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect1AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -2319,12 +2353,14 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (SI), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (SI)
-	VADDPS  64(SI), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(SI)
 	VZEROUPPER
 	RET
@@ -2335,9 +2371,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile2AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile2AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile2AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile2AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -2415,17 +2451,20 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	VZEROUPPER
 	RET
@@ -2439,9 +2478,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect2AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect2AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect2AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect2AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -2526,17 +2565,20 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (DI), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (DI)
-	VADDPS  64(DI), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(DI)
 	ADDQ    R8, DI
-	VADDPS  (DI), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (DI)
-	VADDPS  64(DI), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(DI)
 	VZEROUPPER
 	RET
@@ -2550,9 +2592,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile3AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile3AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile3AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile3AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -2650,22 +2692,26 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (BX)
-	VADDPS  64(BX), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(BX)
 	VZEROUPPER
 	RET
@@ -2682,9 +2728,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect3AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect3AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect3AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect3AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -2789,22 +2835,26 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (DI), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (DI)
-	VADDPS  64(DI), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(DI)
 	ADDQ    R8, DI
-	VADDPS  (DI), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (DI)
-	VADDPS  64(DI), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(DI)
 	ADDQ    R8, DI
-	VADDPS  (DI), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (DI)
-	VADDPS  64(DI), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(DI)
 	VZEROUPPER
 	RET
@@ -2821,9 +2871,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile4AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile4AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile4AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile4AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -2941,27 +2991,32 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (BX)
-	VADDPS  64(BX), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (BX)
-	VADDPS  64(BX), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(BX)
 	VZEROUPPER
 	RET
@@ -2981,9 +3036,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect4AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect4AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect4AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect4AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -3115,27 +3170,32 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (R8), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (R8)
-	VADDPS  64(R8), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (R8)
-	VADDPS  64(R8), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (R8)
-	VADDPS  64(R8), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (R8)
-	VADDPS  64(R8), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(R8)
 	VZEROUPPER
 	RET
@@ -3155,9 +3215,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile5AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile5AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile5AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile5AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -3295,32 +3355,38 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (BX)
-	VADDPS  64(BX), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (BX)
-	VADDPS  64(BX), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (BX)
-	VADDPS  64(BX), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(BX)
 	VZEROUPPER
 	RET
@@ -3343,9 +3409,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect5AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect5AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect5AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect5AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -3497,32 +3563,38 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (R8), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (R8)
-	VADDPS  64(R8), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (R8)
-	VADDPS  64(R8), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (R8)
-	VADDPS  64(R8), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (R8)
-	VADDPS  64(R8), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (R8)
-	VADDPS  64(R8), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(R8)
 	VZEROUPPER
 	RET
@@ -3545,9 +3617,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile6AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile6AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile6AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile6AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -3705,37 +3777,44 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (BX)
-	VADDPS  64(BX), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (BX)
-	VADDPS  64(BX), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (BX)
-	VADDPS  64(BX), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (BX)
-	VADDPS  64(BX), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(BX)
 	VZEROUPPER
 	RET
@@ -3761,9 +3840,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect6AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect6AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect6AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect6AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -3935,37 +4014,44 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (R8), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (R8)
-	VADDPS  64(R8), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (R8)
-	VADDPS  64(R8), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (R8)
-	VADDPS  64(R8), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (R8)
-	VADDPS  64(R8), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (R8)
-	VADDPS  64(R8), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(R8)
 	ADDQ    R9, R8
-	VADDPS  (R8), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (R8)
-	VADDPS  64(R8), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(R8)
 	VZEROUPPER
 	RET
@@ -3991,9 +4077,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile7AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile7AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile7AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile7AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -4171,42 +4257,50 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (BX)
-	VADDPS  64(BX), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (BX)
-	VADDPS  64(BX), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (BX)
-	VADDPS  64(BX), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (BX)
-	VADDPS  64(BX), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (BX)
-	VADDPS  64(BX), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(BX)
 	VZEROUPPER
 	RET
@@ -4235,9 +4329,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect7AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect7AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect7AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect7AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -4436,42 +4530,50 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (R9), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (R9)
-	VADDPS  64(R9), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (R9)
-	VADDPS  64(R9), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (R9)
-	VADDPS  64(R9), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (R9)
-	VADDPS  64(R9), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (R9)
-	VADDPS  64(R9), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (R9)
-	VADDPS  64(R9), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (R9)
-	VADDPS  64(R9), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(R9)
 	VZEROUPPER
 	RET
@@ -4500,9 +4602,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile8AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile8AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile8AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile8AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -4700,47 +4802,56 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (BX)
-	VADDPS  64(BX), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (BX)
-	VADDPS  64(BX), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (BX)
-	VADDPS  64(BX), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (BX)
-	VADDPS  64(BX), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (BX)
-	VADDPS  64(BX), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z14, Z14
+	ADDQ    CX, AX
+	VADDPS  (AX), Z14, Z14
 	VMOVUPS Z14, (BX)
-	VADDPS  64(BX), Z15, Z15
+	VADDPS  64(AX), Z15, Z15
 	VMOVUPS Z15, 64(BX)
 	VZEROUPPER
 	RET
@@ -4772,9 +4883,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect8AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect8AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect8AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect8AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -4993,47 +5104,56 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (R9), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (R9)
-	VADDPS  64(R9), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (R9)
-	VADDPS  64(R9), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (R9)
-	VADDPS  64(R9), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (R9)
-	VADDPS  64(R9), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (R9)
-	VADDPS  64(R9), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (R9)
-	VADDPS  64(R9), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (R9)
-	VADDPS  64(R9), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z14, Z14
+	ADDQ    CX, AX
+	VADDPS  (AX), Z14, Z14
 	VMOVUPS Z14, (R9)
-	VADDPS  64(R9), Z15, Z15
+	VADDPS  64(AX), Z15, Z15
 	VMOVUPS Z15, 64(R9)
 	VZEROUPPER
 	RET
@@ -5065,9 +5185,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile9AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile9AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile9AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile9AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -5285,52 +5405,62 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (BX)
-	VADDPS  64(BX), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (BX)
-	VADDPS  64(BX), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (BX)
-	VADDPS  64(BX), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (BX)
-	VADDPS  64(BX), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (BX)
-	VADDPS  64(BX), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z14, Z14
+	ADDQ    CX, AX
+	VADDPS  (AX), Z14, Z14
 	VMOVUPS Z14, (BX)
-	VADDPS  64(BX), Z15, Z15
+	VADDPS  64(AX), Z15, Z15
 	VMOVUPS Z15, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z16, Z16
+	ADDQ    CX, AX
+	VADDPS  (AX), Z16, Z16
 	VMOVUPS Z16, (BX)
-	VADDPS  64(BX), Z17, Z17
+	VADDPS  64(AX), Z17, Z17
 	VMOVUPS Z17, 64(BX)
 	VZEROUPPER
 	RET
@@ -5365,9 +5495,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect9AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect9AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect9AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect9AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -5606,52 +5736,62 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (R9), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (R9)
-	VADDPS  64(R9), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (R9)
-	VADDPS  64(R9), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (R9)
-	VADDPS  64(R9), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (R9)
-	VADDPS  64(R9), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (R9)
-	VADDPS  64(R9), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (R9)
-	VADDPS  64(R9), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (R9)
-	VADDPS  64(R9), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z14, Z14
+	ADDQ    CX, AX
+	VADDPS  (AX), Z14, Z14
 	VMOVUPS Z14, (R9)
-	VADDPS  64(R9), Z15, Z15
+	VADDPS  64(AX), Z15, Z15
 	VMOVUPS Z15, 64(R9)
 	ADDQ    R10, R9
-	VADDPS  (R9), Z16, Z16
+	ADDQ    CX, AX
+	VADDPS  (AX), Z16, Z16
 	VMOVUPS Z16, (R9)
-	VADDPS  64(R9), Z17, Z17
+	VADDPS  64(AX), Z17, Z17
 	VMOVUPS Z17, 64(R9)
 	VZEROUPPER
 	RET
@@ -5686,9 +5826,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile10AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile10AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile10AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile10AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -5926,57 +6066,68 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (BX)
-	VADDPS  64(BX), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (BX)
-	VADDPS  64(BX), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (BX)
-	VADDPS  64(BX), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (BX)
-	VADDPS  64(BX), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (BX)
-	VADDPS  64(BX), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z14, Z14
+	ADDQ    CX, AX
+	VADDPS  (AX), Z14, Z14
 	VMOVUPS Z14, (BX)
-	VADDPS  64(BX), Z15, Z15
+	VADDPS  64(AX), Z15, Z15
 	VMOVUPS Z15, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z16, Z16
+	ADDQ    CX, AX
+	VADDPS  (AX), Z16, Z16
 	VMOVUPS Z16, (BX)
-	VADDPS  64(BX), Z17, Z17
+	VADDPS  64(AX), Z17, Z17
 	VMOVUPS Z17, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z18, Z18
+	ADDQ    CX, AX
+	VADDPS  (AX), Z18, Z18
 	VMOVUPS Z18, (BX)
-	VADDPS  64(BX), Z19, Z19
+	VADDPS  64(AX), Z19, Z19
 	VMOVUPS Z19, 64(BX)
 	VZEROUPPER
 	RET
@@ -6014,9 +6165,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect10AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect10AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect10AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect10AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -6282,57 +6433,68 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (R10), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (R10)
-	VADDPS  64(R10), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (R10)
-	VADDPS  64(R10), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (R10)
-	VADDPS  64(R10), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (R10)
-	VADDPS  64(R10), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (R10)
-	VADDPS  64(R10), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (R10)
-	VADDPS  64(R10), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (R10)
-	VADDPS  64(R10), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z14, Z14
+	ADDQ    CX, AX
+	VADDPS  (AX), Z14, Z14
 	VMOVUPS Z14, (R10)
-	VADDPS  64(R10), Z15, Z15
+	VADDPS  64(AX), Z15, Z15
 	VMOVUPS Z15, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z16, Z16
+	ADDQ    CX, AX
+	VADDPS  (AX), Z16, Z16
 	VMOVUPS Z16, (R10)
-	VADDPS  64(R10), Z17, Z17
+	VADDPS  64(AX), Z17, Z17
 	VMOVUPS Z17, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z18, Z18
+	ADDQ    CX, AX
+	VADDPS  (AX), Z18, Z18
 	VMOVUPS Z18, (R10)
-	VADDPS  64(R10), Z19, Z19
+	VADDPS  64(AX), Z19, Z19
 	VMOVUPS Z19, 64(R10)
 	VZEROUPPER
 	RET
@@ -6370,9 +6532,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile11AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile11AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile11AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile11AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -6630,62 +6792,74 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (BX)
-	VADDPS  64(BX), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (BX)
-	VADDPS  64(BX), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (BX)
-	VADDPS  64(BX), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (BX)
-	VADDPS  64(BX), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (BX)
-	VADDPS  64(BX), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z14, Z14
+	ADDQ    CX, AX
+	VADDPS  (AX), Z14, Z14
 	VMOVUPS Z14, (BX)
-	VADDPS  64(BX), Z15, Z15
+	VADDPS  64(AX), Z15, Z15
 	VMOVUPS Z15, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z16, Z16
+	ADDQ    CX, AX
+	VADDPS  (AX), Z16, Z16
 	VMOVUPS Z16, (BX)
-	VADDPS  64(BX), Z17, Z17
+	VADDPS  64(AX), Z17, Z17
 	VMOVUPS Z17, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z18, Z18
+	ADDQ    CX, AX
+	VADDPS  (AX), Z18, Z18
 	VMOVUPS Z18, (BX)
-	VADDPS  64(BX), Z19, Z19
+	VADDPS  64(AX), Z19, Z19
 	VMOVUPS Z19, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z20, Z20
+	ADDQ    CX, AX
+	VADDPS  (AX), Z20, Z20
 	VMOVUPS Z20, (BX)
-	VADDPS  64(BX), Z21, Z21
+	VADDPS  64(AX), Z21, Z21
 	VMOVUPS Z21, 64(BX)
 	VZEROUPPER
 	RET
@@ -6726,9 +6900,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect11AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect11AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect11AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect11AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -7014,62 +7188,74 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (R10), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (R10)
-	VADDPS  64(R10), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (R10)
-	VADDPS  64(R10), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (R10)
-	VADDPS  64(R10), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (R10)
-	VADDPS  64(R10), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (R10)
-	VADDPS  64(R10), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (R10)
-	VADDPS  64(R10), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (R10)
-	VADDPS  64(R10), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z14, Z14
+	ADDQ    CX, AX
+	VADDPS  (AX), Z14, Z14
 	VMOVUPS Z14, (R10)
-	VADDPS  64(R10), Z15, Z15
+	VADDPS  64(AX), Z15, Z15
 	VMOVUPS Z15, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z16, Z16
+	ADDQ    CX, AX
+	VADDPS  (AX), Z16, Z16
 	VMOVUPS Z16, (R10)
-	VADDPS  64(R10), Z17, Z17
+	VADDPS  64(AX), Z17, Z17
 	VMOVUPS Z17, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z18, Z18
+	ADDQ    CX, AX
+	VADDPS  (AX), Z18, Z18
 	VMOVUPS Z18, (R10)
-	VADDPS  64(R10), Z19, Z19
+	VADDPS  64(AX), Z19, Z19
 	VMOVUPS Z19, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z20, Z20
+	ADDQ    CX, AX
+	VADDPS  (AX), Z20, Z20
 	VMOVUPS Z20, (R10)
-	VADDPS  64(R10), Z21, Z21
+	VADDPS  64(AX), Z21, Z21
 	VMOVUPS Z21, 64(R10)
 	VZEROUPPER
 	RET
@@ -7110,9 +7296,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tile12AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+// func tile12AVX512(k int, a *float32, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tile12AVX512(SB), NOSPLIT, $0-41
+TEXT ·tile12AVX512(SB), NOSPLIT, $0-56
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       b+16(FP), DX
@@ -7390,67 +7576,80 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+40(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+40(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (BX), Z0, Z0
+	MOVQ    fromStride+48(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (BX)
-	VADDPS  64(BX), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (BX)
-	VADDPS  64(BX), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (BX)
-	VADDPS  64(BX), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (BX)
-	VADDPS  64(BX), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (BX)
-	VADDPS  64(BX), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (BX)
-	VADDPS  64(BX), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (BX)
-	VADDPS  64(BX), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z14, Z14
+	ADDQ    CX, AX
+	VADDPS  (AX), Z14, Z14
 	VMOVUPS Z14, (BX)
-	VADDPS  64(BX), Z15, Z15
+	VADDPS  64(AX), Z15, Z15
 	VMOVUPS Z15, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z16, Z16
+	ADDQ    CX, AX
+	VADDPS  (AX), Z16, Z16
 	VMOVUPS Z16, (BX)
-	VADDPS  64(BX), Z17, Z17
+	VADDPS  64(AX), Z17, Z17
 	VMOVUPS Z17, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z18, Z18
+	ADDQ    CX, AX
+	VADDPS  (AX), Z18, Z18
 	VMOVUPS Z18, (BX)
-	VADDPS  64(BX), Z19, Z19
+	VADDPS  64(AX), Z19, Z19
 	VMOVUPS Z19, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z20, Z20
+	ADDQ    CX, AX
+	VADDPS  (AX), Z20, Z20
 	VMOVUPS Z20, (BX)
-	VADDPS  64(BX), Z21, Z21
+	VADDPS  64(AX), Z21, Z21
 	VMOVUPS Z21, 64(BX)
 	ADDQ    SI, BX
-	VADDPS  (BX), Z22, Z22
+	ADDQ    CX, AX
+	VADDPS  (AX), Z22, Z22
 	VMOVUPS Z22, (BX)
-	VADDPS  64(BX), Z23, Z23
+	VADDPS  64(AX), Z23, Z23
 	VMOVUPS Z23, 64(BX)
 	VZEROUPPER
 	RET
@@ -7494,9 +7693,9 @@ set:
 	VZEROUPPER
 	RET
 
-// func tileDirect12AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+// func tileDirect12AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, from *float32, fromStride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileDirect12AVX512(SB), NOSPLIT, $0-57
+TEXT ·tileDirect12AVX512(SB), NOSPLIT, $0-72
 	MOVQ       k+0(FP), AX
 	MOVQ       a+8(FP), CX
 	MOVQ       rowStep+16(FP), DX
@@ -7802,67 +8001,80 @@ single:
 	JNZ          single
 
 store:
-	MOVB    add+56(FP), AL
-	TESTB   AL, AL
+	MOVQ    from+56(FP), AX
+	TESTQ   AX, AX
 	JZ      set
-	VADDPS  (R10), Z0, Z0
+	MOVQ    fromStride+64(FP), CX
+	SHLQ    $0x02, CX
+	VADDPS  (AX), Z0, Z0
 	VMOVUPS Z0, (R10)
-	VADDPS  64(R10), Z1, Z1
+	VADDPS  64(AX), Z1, Z1
 	VMOVUPS Z1, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z2, Z2
+	ADDQ    CX, AX
+	VADDPS  (AX), Z2, Z2
 	VMOVUPS Z2, (R10)
-	VADDPS  64(R10), Z3, Z3
+	VADDPS  64(AX), Z3, Z3
 	VMOVUPS Z3, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z4, Z4
+	ADDQ    CX, AX
+	VADDPS  (AX), Z4, Z4
 	VMOVUPS Z4, (R10)
-	VADDPS  64(R10), Z5, Z5
+	VADDPS  64(AX), Z5, Z5
 	VMOVUPS Z5, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z6, Z6
+	ADDQ    CX, AX
+	VADDPS  (AX), Z6, Z6
 	VMOVUPS Z6, (R10)
-	VADDPS  64(R10), Z7, Z7
+	VADDPS  64(AX), Z7, Z7
 	VMOVUPS Z7, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z8, Z8
+	ADDQ    CX, AX
+	VADDPS  (AX), Z8, Z8
 	VMOVUPS Z8, (R10)
-	VADDPS  64(R10), Z9, Z9
+	VADDPS  64(AX), Z9, Z9
 	VMOVUPS Z9, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z10, Z10
+	ADDQ    CX, AX
+	VADDPS  (AX), Z10, Z10
 	VMOVUPS Z10, (R10)
-	VADDPS  64(R10), Z11, Z11
+	VADDPS  64(AX), Z11, Z11
 	VMOVUPS Z11, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z12, Z12
+	ADDQ    CX, AX
+	VADDPS  (AX), Z12, Z12
 	VMOVUPS Z12, (R10)
-	VADDPS  64(R10), Z13, Z13
+	VADDPS  64(AX), Z13, Z13
 	VMOVUPS Z13, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z14, Z14
+	ADDQ    CX, AX
+	VADDPS  (AX), Z14, Z14
 	VMOVUPS Z14, (R10)
-	VADDPS  64(R10), Z15, Z15
+	VADDPS  64(AX), Z15, Z15
 	VMOVUPS Z15, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z16, Z16
+	ADDQ    CX, AX
+	VADDPS  (AX), Z16, Z16
 	VMOVUPS Z16, (R10)
-	VADDPS  64(R10), Z17, Z17
+	VADDPS  64(AX), Z17, Z17
 	VMOVUPS Z17, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z18, Z18
+	ADDQ    CX, AX
+	VADDPS  (AX), Z18, Z18
 	VMOVUPS Z18, (R10)
-	VADDPS  64(R10), Z19, Z19
+	VADDPS  64(AX), Z19, Z19
 	VMOVUPS Z19, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z20, Z20
+	ADDQ    CX, AX
+	VADDPS  (AX), Z20, Z20
 	VMOVUPS Z20, (R10)
-	VADDPS  64(R10), Z21, Z21
+	VADDPS  64(AX), Z21, Z21
 	VMOVUPS Z21, 64(R10)
 	ADDQ    R11, R10
-	VADDPS  (R10), Z22, Z22
+	ADDQ    CX, AX
+	VADDPS  (AX), Z22, Z22
 	VMOVUPS Z22, (R10)
-	VADDPS  64(R10), Z23, Z23
+	VADDPS  64(AX), Z23, Z23
 	VMOVUPS Z23, 64(R10)
 	VZEROUPPER
 	RET

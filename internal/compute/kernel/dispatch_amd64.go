@@ -1,6 +1,10 @@
 package kernel
 
-import "golang.org/x/sys/cpu"
+import (
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+)
 
 // The switches below call the kernels directly, so that operands on the stack stay there.
 
@@ -193,6 +197,28 @@ func normals(dst []float32, scale float32, ctr [4]uint32, key [2]uint32) {
 	}
 }
 
+func foldSum(acc *[lanes]float32) float32 {
+	switch active {
+	case AVX512:
+		return foldSumAVX512(acc)
+	case AVX2:
+		return foldSumAVX2(acc)
+	default:
+		return foldSumGeneric(acc)
+	}
+}
+
+func foldMax(acc *[lanes]float32) float32 {
+	switch active {
+	case AVX512:
+		return foldMaxAVX512(acc)
+	case AVX2:
+		return foldMaxAVX2(acc)
+	default:
+		return foldMaxGeneric(acc)
+	}
+}
+
 func adamW(params, m, v, grad []float32, h *adamWCoef) {
 	switch active {
 	case AVX512:
@@ -250,27 +276,29 @@ func tileShape() (rows, cols int) {
 
 // The kernels of a tile by its rows. Calls through a variable make operands escape, but these are in the heap anyway.
 var (
-	tileAVX2 = [...]func(k int, a, b, c *float32, stride int, add bool){
+	tileAVX2 = [...]func(k int, a, b, c *float32, stride int, from *float32, fromStride int){
 		1: tile1AVX2, tile2AVX2, tile3AVX2, tile4AVX2, tile5AVX2, tile6AVX2,
 	}
-	tileAVX512 = [...]func(k int, a, b, c *float32, stride int, add bool){
+	tileAVX512 = [...]func(k int, a, b, c *float32, stride int, from *float32, fromStride int){
 		1: tile1AVX512, tile2AVX512, tile3AVX512, tile4AVX512, tile5AVX512, tile6AVX512,
 		tile7AVX512, tile8AVX512, tile9AVX512, tile10AVX512, tile11AVX512, tile12AVX512,
 	}
-	tileDirectAVX512 = [...]func(k int, a *float32, rowStep, termStep int, b, c *float32, stride int, add bool){
+	tileDirectAVX512 = [...]func(k int, a *float32, rowStep, termStep int, b, c *float32, stride int, from *float32, fromStride int){
 		1: tileDirect1AVX512, tileDirect2AVX512, tileDirect3AVX512, tileDirect4AVX512, tileDirect5AVX512, tileDirect6AVX512,
 		tileDirect7AVX512, tileDirect8AVX512, tileDirect9AVX512, tileDirect10AVX512, tileDirect11AVX512, tileDirect12AVX512,
 	}
 )
 
-func tile(rows, k int, a, b, c []float32, stride int, add bool) {
+// tile sets a tile of c to the product of packed panels, plus what is in from, where that is not nil: a tile, or one row for all if its
+// stride is 0.
+func tile(rows, k int, a, b, c []float32, stride int, from []float32, fromStride int) {
 	switch active {
 	case AVX512:
-		tileAVX512[rows](k, &a[0], &b[0], &c[0], stride, add)
+		tileAVX512[rows](k, &a[0], &b[0], &c[0], stride, unsafe.SliceData(from), fromStride)
 	case AVX2:
-		tileAVX2[rows](k, &a[0], &b[0], &c[0], stride, add)
+		tileAVX2[rows](k, &a[0], &b[0], &c[0], stride, unsafe.SliceData(from), fromStride)
 	default:
-		tileGeneric(rows, k, a, b, c, stride, add)
+		tileGeneric(rows, k, a, b, c, stride, from, fromStride)
 	}
 }
 
@@ -311,6 +339,6 @@ func hasTileDirect() bool { return active == AVX512 }
 
 // tileDirect is tile for an a that was not packed: its element of row i and
 // term p is a[i·rowStep+p·termStep].
-func tileDirect(rows, k int, a []float32, rowStep, termStep int, b, c []float32, stride int, add bool) {
-	tileDirectAVX512[rows](k, &a[0], rowStep, termStep, &b[0], &c[0], stride, add)
+func tileDirect(rows, k int, a []float32, rowStep, termStep int, b, c []float32, stride int, from []float32, fromStride int) {
+	tileDirectAVX512[rows](k, &a[0], rowStep, termStep, &b[0], &c[0], stride, unsafe.SliceData(from), fromStride)
 }

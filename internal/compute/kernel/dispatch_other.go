@@ -6,8 +6,8 @@ func available() []Path { return []Path{Generic} }
 
 func tileShape() (rows, cols int) { return genericRows, genericCols }
 
-func tile(rows, k int, a, b, c []float32, stride int, add bool) {
-	tileGeneric(rows, k, a, b, c, stride, add)
+func tile(rows, k int, a, b, c []float32, stride int, from []float32, fromStride int) {
+	tileGeneric(rows, k, a, b, c, stride, from, fromStride)
 }
 
 func packCopy(dst, src []float32, srcStride, k, n, dstStride int) {
@@ -17,6 +17,10 @@ func packCopy(dst, src []float32, srcStride, k, n, dstStride int) {
 func packTrans(dst, src []float32, srcStride, k, n, dstStride int) {
 	packTransGeneric(dst, src, srcStride, k, n, dstStride)
 }
+
+func foldSum(acc *[lanes]float32) float32 { return foldSumGeneric(acc) }
+
+func foldMax(acc *[lanes]float32) float32 { return foldMaxGeneric(acc) }
 
 func add(dst, a, b []float32) { addGeneric(dst, a, b) }
 
@@ -76,6 +80,6 @@ func normals([]float32, float32, [4]uint32, [2]uint32) { panic("kernel: no such 
 
 func hasTileDirect() bool { return false }
 
-func tileDirect(int, int, []float32, int, int, []float32, []float32, int, bool) {
+func tileDirect(int, int, []float32, int, int, []float32, []float32, int, []float32, int) {
 	panic("kernel: no such kernel")
 }

@@ -135,6 +135,28 @@ func normGradGeneric(dgain, dbias, dout, x []float32, mean, rstd float32) {
 	}
 }
 
+// foldSumGeneric adds up the lanes of a reduction.
+func foldSumGeneric(acc *[lanes]float32) float32 {
+	for w := lanes / 2; w > 0; w /= 2 {
+		for i := range w {
+			acc[i] += acc[i+w]
+		}
+	}
+	return acc[0]
+}
+
+// foldMaxGeneric returns the greatest of the lanes, of two that do not compare the one that is further behind.
+func foldMaxGeneric(acc *[lanes]float32) float32 {
+	for w := lanes / 2; w > 0; w /= 2 {
+		for i := range w {
+			if a := acc[i+w]; !(acc[i] > a) {
+				acc[i] = a
+			}
+		}
+	}
+	return acc[0]
+}
+
 // dropGroup is the number of elements that one round of dropout covers: the
 // words of 16 Philox blocks.
 const dropGroup = 64
@@ -206,7 +228,7 @@ func digestGeneric(acc *[digestLanes]uint32, x []float32) {
 
 // tileGeneric computes rows x tileColsGeneric elements of a matrix product
 // from packed panels: a holds k times rows elements, b k times cols.
-func tileGeneric(rows, k int, a, b, c []float32, stride int, add bool) {
+func tileGeneric(rows, k int, a, b, c []float32, stride int, from []float32, fromStride int) {
 	const cols = genericCols
 	var t [genericRows * cols]float32
 	for p := range k {
@@ -220,12 +242,12 @@ func tileGeneric(rows, k int, a, b, c []float32, stride int, add bool) {
 	}
 	for i := range rows {
 		row := c[i*stride:][:cols]
-		for j := range row {
-			if add {
-				row[j] += t[i*cols+j]
-			} else {
-				row[j] = t[i*cols+j]
-			}
+		if from == nil {
+			copy(row, t[i*cols:])
+			continue
+		}
+		for j, x := range from[i*fromStride:][:cols] {
+			row[j] = x + t[i*cols+j]
 		}
 	}
 }

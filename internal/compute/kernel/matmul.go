@@ -193,25 +193,31 @@ func (g *product) block(w *packed, ic, mc, jc, nc, kc, k int, direct bool) {
 		for ir := 0; ir < mc; ir += g.tileRows {
 			rows := min(g.tileRows, mc-ir)
 			at := (ic+ir)*stride + jc + jr
-			if bias != nil {
-				for i := range rows {
-					copy(c[at+i*stride:][:cols], bias[jc+jr:])
-				}
-			}
-			out, outStride, outAdd := c[at:], stride, add
-			if cols < g.tileCols {
-				out, outStride, outAdd = w.edge[:], g.tileCols, false
+			// What the product is added to.
+			out, outStride := c[at:], stride
+			var from []float32
+			fromStride := stride
+			switch {
+			case cols < g.tileCols:
+				out, outStride = w.edge[:], g.tileCols
+			case bias != nil:
+				from, fromStride = bias[jc+jr:], 0
+			case add:
+				from = out
 			}
 			if direct {
-				tileDirect(rows, k, g.a.Data[(ic+ir)*rowStep+kc*termStep:], rowStep, termStep, pb, out, outStride, outAdd)
+				tileDirect(rows, k, g.a.Data[(ic+ir)*rowStep+kc*termStep:], rowStep, termStep, pb, out, outStride, from, fromStride)
 			} else {
-				tile(rows, k, w.a[ir*k:], pb, out, outStride, outAdd)
+				tile(rows, k, w.a[ir*k:], pb, out, outStride, from, fromStride)
 			}
 			if cols == g.tileCols {
 				continue
 			}
 			for i := range rows {
 				row := c[at+i*stride:][:cols]
+				if bias != nil {
+					copy(row, bias[jc+jr:])
+				}
 				for j, v := range w.edge[i*g.tileCols:][:cols] {
 					if add {
 						row[j] += v

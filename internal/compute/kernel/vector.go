@@ -45,16 +45,6 @@ func pad(x []float32, fill float32) (t [lanes]float32) {
 	return t
 }
 
-// fold adds up the lanes of a reduction.
-func fold(acc *[lanes]float32) float32 {
-	for w := lanes / 2; w > 0; w /= 2 {
-		for i := range w {
-			acc[i] += acc[i+w]
-		}
-	}
-	return acc[0]
-}
-
 // splat returns lanes that all hold x.
 func splat(x float32) (acc [lanes]float32) {
 	for i := range acc {
@@ -100,7 +90,7 @@ func Sum(x []float32) float32 {
 		t := pad(x[n:], negZero)
 		sumLanes(&acc, t[:])
 	}
-	return fold(&acc)
+	return foldSum(&acc)
 }
 
 // Dot returns the inner product of two rows.
@@ -114,7 +104,7 @@ func Dot(a, b []float32) float32 {
 		s, t := pad(a[n:], negZero), pad(b[n:], 0)
 		dotLanes(&acc, s[:], t[:])
 	}
-	return fold(&acc)
+	return foldSum(&acc)
 }
 
 // Max is documented in the public package kernel.
@@ -126,14 +116,7 @@ func Max(x []float32) float32 {
 		t := pad(x[n:], negInf)
 		maxLanes(&acc, t[:])
 	}
-	for w := lanes / 2; w > 0; w /= 2 {
-		for i := range w {
-			if a := acc[i+w]; !(acc[i] > a) {
-				acc[i] = a
-			}
-		}
-	}
-	return acc[0]
+	return foldMax(&acc)
 }
 
 // SumRows is documented in the public package kernel.
@@ -195,7 +178,7 @@ func LayerNorm(p *Pool, out, mean, rstd, x, gain, bias []float32, rows, cols int
 				t := pad(x[n:], m) // a deviation of 0
 				sqDevLanes(&acc, t[:], m)
 			}
-			r := 1 / float32(math.Sqrt(float64(fold(&acc)/float32(cols)+eps)))
+			r := 1 / float32(math.Sqrt(float64(foldSum(&acc)/float32(cols)+eps)))
 			mean[i], rstd[i] = m, r
 			normApply(o[:n], x[:n], gain[:n], bias[:n], m, r)
 			if n < cols {
@@ -224,7 +207,7 @@ func LayerNormBackward(p *Pool, dx, dgain, dbias, dout, x, mean, rstd, gain []fl
 				tg, tx, tw = pad(g[n:], negZero), pad(x[n:], mean[i]), pad(gain[n:], 1)
 				normBackLanes(&acc1, &acc2, tg[:], tx[:], tw[:], mean[i], rstd[i])
 			}
-			m1, m2 := fold(&acc1)/float32(cols), fold(&acc2)/float32(cols)
+			m1, m2 := foldSum(&acc1)/float32(cols), foldSum(&acc2)/float32(cols)
 			normBackApply(d[:n], g[:n], x[:n], gain[:n], mean[i], rstd[i], m1, m2)
 			if n < cols {
 				normBackApply(tg[:], tg[:], tx[:], tw[:], mean[i], rstd[i], m1, m2)
@@ -265,7 +248,7 @@ func expRow(dst, x []float32, scale float32) (sum, peak float32) {
 		expLanes(&acc, t[:], t[:], peak, scale)
 		copy(dst[n:], t[:])
 	}
-	return fold(&acc), peak
+	return foldSum(&acc), peak
 }
 
 // Softmax is documented in the public package kernel.

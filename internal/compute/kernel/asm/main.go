@@ -57,6 +57,7 @@ func main() {
 	}
 	ConstraintExpr("amd64")
 	vectorKernels()
+	foldKernels()
 	digestKernel()
 	dropoutKernel()
 	normalsKernel()

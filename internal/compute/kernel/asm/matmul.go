@@ -33,9 +33,9 @@ func tile(rows int, direct bool) {
 	var address func(t, i int) Mem
 	var next func(terms int)
 	if direct {
-		text(fmt.Sprintf("tileDirect%d", rows), "func(k int, a *float32, rowStep, termStep int, b, c *float32, stride int, add bool)")
+		text(fmt.Sprintf("tileDirect%d", rows), "func(k int, a *float32, rowStep, termStep int, b, c *float32, stride int, from *float32, fromStride int)")
 	} else {
-		text(fmt.Sprintf("tile%d", rows), "func(k int, a, b, c *float32, stride int, add bool)")
+		text(fmt.Sprintf("tile%d", rows), "func(k int, a, b, c *float32, stride int, from *float32, fromStride int)")
 	}
 	k := Load(Param("k"), GP64())
 	a := Load(Param("a"), GP64())
@@ -136,20 +136,25 @@ func tile(rows int, direct bool) {
 	JNZ(LabelRef("single"))
 
 	Label("store")
-	add := Load(Param("add"), GP8())
-	TESTB(add, add)
+	// What the sums are added to: nothing, c itself, or one row for all.
+	from := Load(Param("from"), GP64())
+	TESTQ(from, from)
 	JZ(LabelRef("set"))
+	fromStride := Load(Param("fromStride"), GP64())
+	SHLQ(Imm(2), fromStride)
 	out := func(adding bool) {
 		for i := range rows {
 			for j, s := range sums[i] {
-				m := Mem{Base: c, Disp: bytes * j}
 				if adding {
-					VADDPS(m, s, s)
+					VADDPS(Mem{Base: from, Disp: bytes * j}, s, s)
 				}
-				VMOVUPS(s, m)
+				VMOVUPS(s, Mem{Base: c, Disp: bytes * j})
 			}
 			if i < rows-1 {
 				ADDQ(stride, c)
+				if adding {
+					ADDQ(fromStride, from)
+				}
 			}
 		}
 		ret()

@@ -251,6 +251,29 @@ func vectorKernels() {
 	}
 }
 
+// foldKernels emit what is made of the lanes of a reduction: each of the first half with its like in the second, and so on.
+func foldKernels() {
+	for _, op := range []struct {
+		name string
+		of   func(...Op)
+	}{{"foldSum", VADDPS}, {"foldMax", VMAXPS}} {
+		text(op.name, "func(acc *[16]float32) float32")
+		base := Load(Param("acc"), GP64())
+		y := YMM()
+		VMOVUPS(Mem{Base: base}, y)
+		op.of(Mem{Base: base, Disp: 32}, y, y)
+		x, t := XMM(), XMM()
+		VEXTRACTF128(Imm(1), y, t)
+		op.of(t, y.AsX(), x)
+		VPERMILPD(Imm(1), x, t)
+		op.of(t, x, x)
+		VMOVSHDUP(x, t)
+		op.of(t, x, x)
+		Store(x, ReturnIndex(0))
+		ret()
+	}
+}
+
 // digestKernel emits the chains of Digest: four registers of lanes, or eight, so that each
 // waits for its product while the others run.
 func digestKernel() {
