@@ -58,12 +58,15 @@ func TestTransientSampleError(t *testing.T) {
 // slow takes its time for each sample of training.
 type slow struct {
 	counts
+	readers   int
 	in, reads *atomic.Int32
 }
 
+func (s slow) Readers() int { return s.readers }
+
 func (s slow) Sample(x trainer.Sample, in, target trainer.Tensor) error {
-	if s.in.Add(1) > 1 {
-		return errors.New("two samples are read at a time")
+	if n := s.in.Add(1); n > int32(s.readers) {
+		return fmt.Errorf("%d samples are read at a time", n)
 	}
 	defer s.in.Add(-1)
 	if x.Train {
@@ -73,20 +76,27 @@ func (s slow) Sample(x trainer.Sample, in, target trainer.Tensor) error {
 	return s.counts.Sample(x, in, target)
 }
 
-// Samples that are read ahead are read once, one at a time, and give the same bits.
+// Samples that are read ahead are read once, no more at a time than the data allow, and give the same bits, however many micro-batches run
+// at a time.
 func TestSlowData(t *testing.T) {
-	want := run(t, smallJob())
-	synctest.Test(t, func(t *testing.T) {
-		job, s := smallJob(), slow{counts{n: 40}, new(atomic.Int32), new(atomic.Int32)}
-		job.Data = s
-		if got := run(t, job); got.ParamsSHA256 != want.ParamsSHA256 {
-			t.Errorf("parameters %s, want %s", got.ParamsSHA256, want.ParamsSHA256)
-		}
-		need := int32(job.Steps * job.GlobalBatch)
-		if n := s.reads.Load(); n < need || n > need+int32(job.GlobalBatch) { // spot checks read some once more
-			t.Errorf("%d samples were read, of %d", n, need)
-		}
-	})
+	small := smallJob()
+	small.MicroBatch, small.Steps = 1, 20
+	want := run(t, small)
+	for _, c := range []struct{ threads, readers int }{{1, 1}, {2, 1}, {4, 1}, {1, 3}, {2, 2}, {4, 3}} {
+		t.Run(fmt.Sprintf("%d threads, %d readers", c.threads, c.readers), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				job, s := small, slow{counts{n: 40}, c.readers, new(atomic.Int32), new(atomic.Int32)}
+				job.Data, job.Threads = s, c.threads
+				if got := run(t, job); got.ParamsSHA256 != want.ParamsSHA256 {
+					t.Errorf("parameters %s, want %s", got.ParamsSHA256, want.ParamsSHA256)
+				}
+				need := int32(job.Steps * job.GlobalBatch)
+				if n := s.reads.Load(); n < need || n > need+int32(job.GlobalBatch) { // spot checks read some once more
+					t.Errorf("%d samples were read, of %d", n, need)
+				}
+			})
+		})
+	}
 }
 
 // A FIFO is no file to begin from: opening it would wait for a writer.

@@ -259,14 +259,14 @@ func (q *Queue) Done(t Task) {
 	}
 }
 
-// Last reports whether the backward passes of all other pairs of its stage have begun.
-func (q *Queue) Last(p Pair) bool {
+// Before returns how many other pairs of its stage there are whose backward passes have not begun.
+func (q *Queue) Before(p Pair) (n int) {
 	for other, e := range q.pairs {
 		if other.Stage == p.Stage && other != p && e.phase < Backing {
-			return false
+			n++
 		}
 	}
-	return true
+	return n
 }
 
 // Left returns the number of assigned pairs that are not finished.

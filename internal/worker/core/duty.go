@@ -127,13 +127,15 @@ type GroupEdit struct {
 // Tasks of the computing goroutines: there is one at a time, but for those that name a lane, which run side by side, one in each.
 type (
 	// Run runs a pass. Learn asks for the shapes within the stage. Last says that the worker has nothing to do for the stage
-	// before this backward pass is done: the pass hands over all gradients, and passes before it may keep theirs. Digests is how many
+	// before this backward pass is done: the pass hands over all gradients, and passes before it may keep theirs. Soon says that it is one of the last
+	// ones, beside which the last one may run: what it has done of a layer is news at once. Digests is how many
 	// the passes of the pair make of a spot check, for the record of the commit; 0 if there is none.
 	Run struct {
 		Lane          int
 		Task          graph.Task
 		Step, Digests int
-		Learn, Last   bool
+		Learn         bool
+		Last, Soon    bool
 	}
 	// HandOver brings the gradients that passes of a stage have kept into the sums: the pass that was to be the last one is now
 	// another worker's.

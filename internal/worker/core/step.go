@@ -104,7 +104,10 @@ func (w *Worker) beginPass() bool {
 	d := Run{
 		Lane: at, Task: t, Step: st.number,
 		Learn: t.Kind == graph.Forward && !w.knowsWithin(t.Stage),
-		Last:  t.Kind == graph.Backward && st.queue.Last(t.Pair),
+	}
+	if t.Kind == graph.Backward {
+		before := st.queue.Before(t.Pair)
+		d.Last, d.Soon = before == 0, before < len(w.lanes)
 	}
 	if st.spot != nil && st.spot.pair == t.Pair {
 		d.Digests = st.spot.digests
@@ -314,7 +317,7 @@ func (w *Worker) through(s int, ls *layerState) bool {
 // keeping returns a stage all of whose pairs here are finished and whose passes have kept gradients, or -1.
 func (w *Worker) keeping() int {
 	for _, s := range w.served {
-		if w.step.queue.Last(graph.Pair{Stage: s, Micro: -1}) && w.keeps(s) {
+		if w.step.queue.Before(graph.Pair{Stage: s, Micro: -1}) == 0 && w.keeps(s) {
 			return s
 		}
 	}

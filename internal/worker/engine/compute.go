@@ -140,7 +140,9 @@ func (e *Engine) forward(d core.Run) {
 			return nil
 		}
 		began, resume := e.now(), clock.Hold()
+		kernel.Leave(e.c.Pool)
 		defer func() {
+			kernel.Enter(e.c.Pool)
 			resume()
 			e.span(trace.Gather, began, e.laneSpan(d.Lane, layer))
 		}()
@@ -163,7 +165,7 @@ func (e *Engine) forward(d core.Run) {
 			done.Made = out.Shape
 			end.event, end.take = done, func() {
 				e.forwards++
-				e.reading += w.reading
+				e.reading += w.reading / int64(len(e.lanes))
 				e.made[key.Tensor{Boundary: s + 1, Micro: m}] = out
 			}
 			return nil
@@ -174,7 +176,7 @@ func (e *Engine) forward(d core.Run) {
 		}
 		end.event, end.take = done, func() {
 			e.forwards++
-			e.reading += w.reading
+			e.reading += w.reading / int64(len(e.lanes))
 			e.losses.Put(tree.Leaf(m), loss)
 			if e.suspect < 0 {
 				e.suspect = suspect
@@ -189,8 +191,8 @@ func (e *Engine) backward(d core.Run) {
 	s, m, w := d.Task.Stage, d.Task.Micro, e.works[d.Task.Pair]
 	e.takeGradient(w, d.Task.Pair)
 	lo, hi, clock := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi, e.lanes[d.Lane].meter
-	tell := e.mail.leave // there is nothing to be done before the last
-	if d.Last {
+	tell := e.mail.leave // there is nothing to be done before the last ones
+	if d.Soon {
 		tell = e.mail.put
 	}
 	e.start(d.Lane, taskEnded{
@@ -223,7 +225,6 @@ type task struct {
 	in          tensor.Tensor // but of the first stage
 	batch       *batch        // in the first and the last stage
 	reading     int64         // nanoseconds in which that was read, or waited for
-	next        []readKey     // to be read ahead; the same
 	pass        Pass
 	dout        tensor.Tensor // in the last stage, from the loss
 	witness     *witness      // of a spot check
@@ -238,7 +239,7 @@ func (e *Engine) newTask(lane, step int, p graph.Pair, digests int) *task {
 		w.micro.Made = w.witness.tensor
 	}
 	if (w.first || w.last) && e.c.Ahead != nil {
-		w.next = e.upcoming(step, p.Stage, p.Micro)
+		e.ahead.begin(readKey{step, p.Micro}, e.upcoming(step, p))
 	}
 	if !w.first {
 		w.in = e.tensors[key.Tensor{Boundary: p.Stage, Micro: p.Micro}].t
@@ -256,23 +257,9 @@ func (e *Engine) takeGradient(w *task, p graph.Pair) {
 // forward runs the forward pass, and the loss in the last stage.
 func (w *task) forward(e *Engine) (out tensor.Tensor, loss core.Measured, err error) {
 	if w.first || w.last {
-		began := time.Now()
-		var ahead bool
-		if w.batch, ahead = e.readAhead(w.micro); ahead {
-			e.ahead.measure(began, 0)
-		} else {
-			if w.batch == nil {
-				w.batch = e.batches.get()
-			}
-			load := func(i uint64, in, target tensor.Tensor) error { return e.c.Load(w.micro.Lane, i, in, target) }
-			if err := e.read(w.batch, w.micro, load); err != nil {
-				return out, loss, err
-			}
-			e.ahead.measure(began, time.Since(began))
+		if err := w.load(e); err != nil {
+			return out, loss, err
 		}
-		w.reading = time.Since(began).Nanoseconds()
-		e.batches.put(e.ahead.want(w.next, e.batches.get)...)
-		e.span(trace.Load, began, e.laneSpan(w.micro.Lane, -1))
 		w.witness.samples(w.batch, w.micro.Samples)
 	}
 	if w.first {

@@ -6,6 +6,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/order"
 )
 
@@ -30,7 +34,8 @@ type prefetcher struct {
 
 	mu      sync.Mutex
 	changed *sync.Cond
-	wanted  []*ahead // in the order in which they are used
+	next    []readKey // what comes after the passes that have begun
+	wanted  []*ahead  // in the order in which they are used
 	closed  bool
 	began   bool
 	joined  sync.WaitGroup
@@ -45,6 +50,7 @@ type ahead struct {
 	readKey
 	batch         *batch
 	reading, done bool
+	claimed       bool // a pass has begun that needs it
 	dropped       bool
 	err           error
 }
@@ -86,12 +92,36 @@ func (p *prefetcher) depth() int {
 	return min(p.most, 1+int(p.took/p.interval+1))
 }
 
+// begin says that a pass begins that needs a micro-batch, and which ones come after all that have begun. What is read ahead of that
+// micro-batch is kept until the pass takes it.
+func (p *prefetcher) begin(k readKey, next []readKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.next = next
+	if i := slices.IndexFunc(p.wanted, func(a *ahead) bool { return a.readKey == k }); i >= 0 {
+		p.wanted[i].claimed = true
+	}
+}
+
+// follow has the micro-batches read that come after the passes that have begun; see want.
+func (p *prefetcher) follow(batch func() *batch) (free []*batch) {
+	p.mu.Lock()
+	next := p.next
+	p.mu.Unlock()
+	return p.want(next, batch)
+}
+
 // want says which micro-batches come next, and has those read that are not yet. batch gets memory for one; what is not wanted any
-// more is returned.
+// more is returned, unless a pass has begun that needs it.
 func (p *prefetcher) want(next []readKey, batch func() *batch) (free []*batch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var wanted []*ahead
+	for _, a := range p.wanted {
+		if a.claimed && !slices.Contains(next, a.readKey) {
+			wanted = append(wanted, a)
+		}
+	}
 	for _, k := range next {
 		i := slices.IndexFunc(p.wanted, func(a *ahead) bool { return a.readKey == k })
 		if i >= 0 {
@@ -136,10 +166,10 @@ func (p *prefetcher) take(k readKey) (b *batch, read bool) {
 		return nil, false
 	}
 	a := p.wanted[i]
+	p.wanted = slices.Delete(p.wanted, i, i+1) // at once: from now on its memory is the caller's
 	for a.reading {
 		p.changed.Wait()
 	}
-	p.wanted = slices.DeleteFunc(p.wanted, func(x *ahead) bool { return x == a })
 	return a.batch, a.done && a.err == nil // after a failure it is tried again where it is needed
 }
 
@@ -184,21 +214,48 @@ func (p *prefetcher) close() {
 	p.joined.Wait()
 }
 
-// upcoming returns the micro-batches of a stage that this worker runs after one, as far as they are to be read ahead.
-func (e *Engine) upcoming(step, stage, after int) (next []readKey) {
+// upcoming returns the micro-batches of a pair's stage that this worker begins after it, as far as they are to be read ahead.
+func (e *Engine) upcoming(step int, after graph.Pair) (next []readKey) {
 	n := e.ahead.depth()
-	for ; len(next) < n && step <= e.c.Steps; step, after = step+1, -1 {
+	for at := step; len(next) < n && at <= e.c.Steps; at++ {
 		had := len(next)
-		for m, w := range e.plan.Route[stage] {
-			if m > after && w == e.c.Self.ID && len(next) < n {
-				next = append(next, readKey{step, m})
+		for m, w := range e.plan.Route[after.Stage] {
+			begun := at == step && (m == after.Micro || e.works[graph.Pair{Stage: after.Stage, Micro: m}] != nil)
+			if !begun && w == e.c.Self.ID && len(next) < n {
+				next = append(next, readKey{at, m})
 			}
 		}
-		if after < 0 && len(next) == had {
+		if at > step && len(next) == had {
 			break // it runs none
 		}
 	}
 	return next
+}
+
+// load brings the samples, and has those read that come next. Meanwhile the lane does not compute.
+func (w *task) load(e *Engine) error {
+	began := time.Now()
+	kernel.Leave(e.c.Pool)
+	defer func() {
+		kernel.Enter(e.c.Pool)
+		e.span(trace.Load, began, e.laneSpan(w.micro.Lane, -1))
+	}()
+	var ahead bool
+	if w.batch, ahead = e.readAhead(w.micro); ahead {
+		e.ahead.measure(began, 0)
+	} else {
+		if w.batch == nil {
+			w.batch = e.batches.get()
+		}
+		load := func(i uint64, in, target tensor.Tensor) error { return e.c.Load(w.micro.Lane, i, in, target) }
+		if err := e.read(w.batch, w.micro, load); err != nil {
+			return err
+		}
+		e.ahead.measure(began, time.Since(began))
+	}
+	w.reading = time.Since(began).Nanoseconds()
+	e.batches.put(e.ahead.follow(e.batches.get)...)
+	return nil
 }
 
 // readAhead returns the samples of a micro-batch, and whether they were read ahead. If they were not, b may be memory for them.

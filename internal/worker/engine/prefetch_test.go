@@ -98,6 +98,41 @@ func TestPrefetchReadsOnce(t *testing.T) {
 	})
 }
 
+// What a pass has begun with is its own: another one that follows gives no memory of it away.
+func TestPrefetchOfTwoPasses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPrefetcher(1, 1, func(readKey, *batch) error {
+			time.Sleep(30 * time.Millisecond)
+			return nil
+		})
+		defer p.close()
+		batches := func() *batch { return new(batch) }
+		p.begin(readKey{1, 0}, []readKey{{1, 1}, {1, 2}})
+		p.follow(batches)
+		synctest.Wait() // micro-batch 1 is being read
+		p.begin(readKey{1, 1}, []readKey{{1, 2}, {1, 3}})
+		if free := p.follow(batches); len(free) > 0 || !p.has(readKey{1, 1}) {
+			t.Errorf("%d free, before the pass has its samples", len(free))
+		}
+		took := make(chan *batch)
+		go func() {
+			b, read := p.take(readKey{1, 1})
+			if !read {
+				t.Error("they were not read")
+			}
+			took <- b
+		}()
+		synctest.Wait() // it waits for the one that reads
+		if p.has(readKey{1, 1}) {
+			t.Error("it is still among what others may give up")
+		}
+		p.begin(readKey{1, 2}, nil)
+		if free := p.follow(batches); len(free) != 1 || free[0] == <-took { // {1, 3}
+			t.Errorf("%d free", len(free))
+		}
+	})
+}
+
 // Nothing is read ahead where that takes no time worth it, and never more than the memory allows.
 func TestPrefetchDepth(t *testing.T) {
 	for _, c := range []struct {
