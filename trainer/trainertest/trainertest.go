@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/soliton-train/soliton/rng"
@@ -69,7 +70,7 @@ const threads = 3
 // Layer tests l on random inputs of the given kind. It fails t if
 //
 //   - a result differs in any bit when the micro-batch is run again, with
-//     another in flight, or on several threads;
+//     another in flight, on several threads, or at the same time as another;
 //   - the layer reads memory that it has not written, leaves an element of a
 //     parameter's gradient unset, or writes to what it was given;
 //   - a derivative is not that of the forward pass.
@@ -91,6 +92,10 @@ func Layer(t testing.TB, l trainer.Layer, in trainer.Spec, opts ...Options) {
 	same(t, "with another micro-batch in flight", want, first.result)
 	same(t, "behind another micro-batch", other, second.result)
 
+	if !t.Failed() {
+		b.together(t, want, other)
+	}
+
 	var eval [2]*pass
 	for i, n := range []int{1, threads} {
 		call := b.call(0, n)
@@ -102,6 +107,28 @@ func Layer(t testing.TB, l trainer.Layer, in trainer.Spec, opts ...Options) {
 
 	if !o.NoGradient && !t.Failed() {
 		b.gradients(t, want)
+	}
+}
+
+// together runs both micro-batches at the same time, as a worker with several threads does. What calls share and change, the race
+// detector finds, too.
+func (b *bench) together(t testing.TB, want ...result) {
+	t.Helper()
+	const rounds = 3
+	for range rounds {
+		var all sync.WaitGroup
+		passes := make([]*pass, len(want))
+		for i := range passes {
+			all.Go(func() {
+				passes[i] = b.forward(b.call(i, 1))
+				passes[i].backward(t)
+			})
+		}
+		all.Wait()
+		for i, p := range passes {
+			same(t, "at the same time as another micro-batch", want[i], p.result)
+			p.release()
+		}
 	}
 }
 

@@ -245,7 +245,7 @@ type Step struct {
 	// far: (stage, micro-batch) pairs.
 	Forwards, Backwards int64
 
-	Reading int64 // nanoseconds in which this worker read samples, and computed nothing, since its last step
+	Reading int64 // nanoseconds since its last step that this worker spent reading samples, and not computing: of each lane its share
 	Compute int64 // nanoseconds of the step in which this worker computed; 0: not measured
 
 	// Reduced and Exchanged count the bytes of the operands that this worker has brought into

@@ -90,7 +90,7 @@ type Result struct {
 	// Of this worker:
 	Plan                id.Version // under which the step was committed
 	Forwards, Backwards int64      // passes of training that it has run so far
-	Reading             int64      // nanoseconds since the result before in which its computing goroutine read samples
+	Reading             int64      // nanoseconds since the result before that its lanes read samples, by their number
 }
 
 // NonFiniteError says that a step cannot be committed because a number in it is NaN, infinite or too large.

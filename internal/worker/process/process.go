@@ -45,7 +45,8 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/model"
 )
 
-// Job is a training job as a worker runs it. The functions call user code, one at a time.
+// Job is a training job as a worker runs it. The functions call user code: Stage's passes in as many goroutines as the worker has
+// lanes, Load in as many as Readers says, all else one at a time.
 type Job struct {
 	rundir.Job // what job.json says of it
 
