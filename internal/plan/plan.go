@@ -24,7 +24,7 @@ type Stage struct {
 	Workers []id.WorkerID `json:"workers"` // in the order of their ranks
 }
 
-// Limit is how many forward passes of a stage may be in flight on a worker. While fewer than Lead
+// Limit is how many forward passes of a stage may be in flight on a worker that runs one pass at a time. While fewer than Lead
 // are, forward passes come before backward passes.
 type Limit struct {
 	Stage    int         `json:"stage"`

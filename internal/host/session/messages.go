@@ -11,6 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/platform/progress"
 )
 
 // message takes in what a worker says.
@@ -115,6 +116,9 @@ func (s *Session) message(w *worker, m control.Message) {
 	case control.Timeline:
 		if w.state == working {
 			m.Passes = m.Passes[:min(len(m.Passes), control.MaxPasses)]
+			for i := range m.Passes {
+				m.Passes[i].Lane = max(0, min(m.Passes[i].Lane, progress.Lanes-1))
+			}
 			s.then(Show{view.Timeline{ID: w.id(), Timeline: m}})
 		}
 

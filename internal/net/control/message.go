@@ -274,6 +274,7 @@ type Span struct {
 	Stage, Micro, Layer, Peer int
 	Back                      bool  // a boundary tensor on its way back
 	Bytes                     int64 // of the operand; 0: not known
+	Lane                      int   // of the passes that the worker runs side by side
 }
 
 // Traffic is what a worker has sent to another one so far, in bytes of messages.

@@ -21,6 +21,7 @@ type Pass struct {
 	Layer, Micro int
 	From, To     int64
 	Wait         int64 // of it, for parameters that had not come
+	Lane         int   // of the passes that the worker runs side by side
 }
 
 // MaxPasses bounds Timeline.Passes.

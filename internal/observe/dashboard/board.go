@@ -147,6 +147,7 @@ type span struct {
 	Micro    int   `json:"m"`
 	From     int64 `json:"f"`
 	To       int64 `json:"t"`
+	Lane     int   `json:"l,omitempty"` // of those that run side by side
 }
 
 // frame is one update of a page. Parts that are nil have not changed.
@@ -429,7 +430,7 @@ func (b *board) told(e view.Timeline) {
 	t := track{ID: e.ID, Commit: e.Commit, End: e.End, Cut: e.Cut}
 	for _, s := range e.Passes {
 		st := slices.IndexFunc(b.run.Stages, func(st view.Stage) bool { return st.Lo <= s.Layer && s.Layer < st.Hi })
-		t.Spans = append(t.Spans, span{s.Backward, st, s.Micro, s.From, s.To})
+		t.Spans = append(t.Spans, span{s.Backward, st, s.Micro, s.From, s.To, s.Lane})
 	}
 	t.shift(e.Began - p.Began)
 	p.Workers = append(p.Workers, t)
@@ -464,11 +465,12 @@ func (t *track) shift(by int64) {
 }
 
 // speedOf returns the mean milliseconds of a micro-batch and the share of the step that was computing, below 0
-// where nothing was run.
+// where nothing was run. Of passes that run side by side, each takes a share of the worker.
 func speedOf(t control.Timeline) (ms, busy float64) {
 	var sum int64
-	forwards := 0
+	forwards, lanes := 0, 1
 	for _, s := range t.Passes {
+		lanes = max(lanes, s.Lane+1)
 		sum += max(0, s.To-s.From-s.Wait)
 		if !s.Backward {
 			forwards++
@@ -477,5 +479,6 @@ func speedOf(t control.Timeline) (ms, busy float64) {
 	if forwards == 0 {
 		return -1, 0
 	}
+	sum /= int64(lanes)
 	return float64(sum) / 1000 / float64(forwards), min(1, float64(sum)/float64(t.End))
 }

@@ -84,6 +84,7 @@ func Perfetto(w io.Writer, spans []Span) error {
 			slice.TID = recoveries[s.Trace]
 			put(slice)
 		case s.Worker != Agent && (doing(s.Name) <= computing || s.Name == Last):
+			slice.TID = s.Int(KeyLane, 0) // slices of one row must not overlap
 			put(slice)
 		case s.Name == Arrive:
 		default: // these overlap

@@ -202,6 +202,9 @@ func breakdown(part *Span, below []Span) (took [doings]time.Duration) {
 		for what < waiting && on[what] == 0 {
 			what++
 		}
+		if on[computing] > on[gathering]+on[loading] {
+			what = computing // where several passes run side by side, not all of them wait
+		}
 		took[what] += e.at.Sub(at)
 		at = e.at
 		on[e.what] += e.more

@@ -228,6 +228,7 @@ const (
 	KeyWorker     = "soliton.worker.id"
 	KeyIncarnated = "soliton.worker.incarnation"
 	KeyDirection  = "soliton.direction"
+	KeyLane       = "soliton.lane"
 	KeyParameters = "soliton.migration.parameters"
 	KeySources    = "soliton.migration.sources"
 	KeyDropped    = "soliton.dropped_spans"

@@ -54,7 +54,7 @@ func (s *spans) add(x engine.Span) {
 	}
 	s.put(control.Span{
 		Name: x.Name, Start: x.Start.UnixNano(), Took: int64(took), Stage: x.Stage, Micro: x.Micro, Layer: x.Layer, Peer: int(x.Peer),
-		Back: x.Back, Bytes: x.Bytes,
+		Back: x.Back, Bytes: x.Bytes, Lane: x.Lane,
 	})
 }
 

@@ -80,7 +80,7 @@ func (l *timeline) add(x engine.Span) {
 	default:
 		l.t.Passes = append(l.t.Passes, control.Pass{
 			Backward: x.Name == trace.Backward, Layer: x.First, Micro: x.Micro,
-			From: l.since(x.Start), To: l.since(x.End), Wait: l.waited[x.Lane].Microseconds(),
+			From: l.since(x.Start), To: l.since(x.End), Wait: l.waited[x.Lane].Microseconds(), Lane: x.Lane,
 		})
 		l.waited[x.Lane] = 0
 	}

@@ -119,6 +119,8 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	me := plan.Worker{ID: w.self.id(), Incarnation: w.self.Session.Incarnation}
 	job := j.Job
 	job.Zero, job.NoDigests, job.Verify = start.Zero, start.NoDigests, start.Verify
+	loading, stopLoading := context.WithCancel(ctx)
+	defer stopLoading()
 	config := engine.Config{
 		Job:     job,
 		Self:    me,
@@ -148,7 +150,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Rule:    j.Rule,
 		LR:      j.LR,
 		Load: func(lane int, i uint64, in, target tensor.Tensor) error {
-			return w.samples.load(ctx, lane, i, in, target)
+			return w.samples.load(loading, lane, i, in, target)
 		},
 		Ahead:   w.samples.ahead,
 		Readers: j.Readers,
@@ -181,6 +183,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		return err
 	}
 	defer e.Close()
+	defer stopLoading() // before Close, which waits for all passes
 	defer w.recovery.leave()
 	w.recovery.enter(e)
 	done := control.Done{Steps: order.Passed.Step}

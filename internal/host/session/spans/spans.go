@@ -370,9 +370,13 @@ func (t *Tracer) lastTask(a *attempt) trace.Span {
 		Context: trace.Context{Trace: a.Trace}, Parent: a.Span, Name: trace.Last, Worker: int(w.ID), Incarnation: w.Incarnation,
 		Start: since, End: a.died, Error: a.cause, Links: []trace.Link{{Context: a.step, Why: "interrupted step"}},
 	}
-	if p := last.Running; p != nil {
-		doing = fmt.Sprintf("stage %d, micro-batch %d", p.Stage, p.Micro)
-		span.Attrs = append(span.Attrs, trace.Attr{Key: trace.KeyStage, Value: p.Stage}, trace.Attr{Key: trace.KeyMicro, Value: p.Micro})
+	for i, p := range last.All() {
+		if text := fmt.Sprintf("stage %d, micro-batch %d", p.Stage, p.Micro); i > 0 {
+			doing += "; " + text
+		} else {
+			doing = text
+			span.Attrs = append(span.Attrs, trace.Attr{Key: trace.KeyStage, Value: p.Stage}, trace.Attr{Key: trace.KeyMicro, Value: p.Micro})
+		}
 	}
 	span.Attrs = append(span.Attrs, trace.Attr{Key: trace.KeyRunning, Value: doing}, trace.Attr{Key: trace.KeyStep, Value: last.Step})
 	return span
@@ -475,6 +479,9 @@ func (t *Tracer) Worker(now Moment, w plan.Worker, m control.Spans, lives map[id
 		}
 		if x.Bytes > 0 {
 			span.Attrs = append(span.Attrs, trace.Attr{Key: trace.KeyBytes, Value: x.Bytes})
+		}
+		if x.Lane > 0 && x.Lane < progress.Lanes {
+			span.Attrs = append(span.Attrs, trace.Attr{Key: trace.KeyLane, Value: x.Lane})
 		}
 		if x.Back {
 			span.Attrs = append(span.Attrs, trace.Attr{Key: trace.KeyDirection, Value: trace.Backward})

@@ -1,6 +1,6 @@
 // The page of a run: it listens to its launcher and shows what has changed.
 
-import { gantt, line } from './charts.js';
+import { gantt, lanes, line } from './charts.js';
 
 const $ = (id) => document.getElementById(id);
 const html = (name, props = {}, ...children) => {
@@ -359,7 +359,8 @@ function showStep() {
   $('no-pipeline').hidden = true;
   pipeline.draw(step);
   const end = Math.max(1, ...step.workers.map((w) => w.end));
-  const sum = (w, b) => w.spans.filter((s) => s.b === b).reduce((t, s) => t + s.t - s.f, 0);
+  // Of passes that run side by side, each takes a share of the worker.
+  const sum = (w, b) => w.spans.filter((s) => s.b === b).reduce((t, s) => t + s.t - s.f, 0) / lanes(w);
   let busy = 0;
   const lines = step.workers.map((w) => {
     const [f, b] = [sum(w, false), sum(w, true)];

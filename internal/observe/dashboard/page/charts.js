@@ -156,6 +156,11 @@ export function line(box, { label, value, describe, fromZero, smooth }) {
 // numbered is how many passes of a step are drawn with titles and numbers; more become one shape for each kind.
 const numbered = 1500;
 
+// lanes is how many passes a worker of a step ran side by side.
+export function lanes(w) {
+  return w.spans.reduce((n, s) => Math.max(n, (s.l || 0) + 1), 1);
+}
+
 // gantt draws what each worker did in a step.
 export function gantt(box) {
   let step = null;
@@ -181,17 +186,19 @@ export function gantt(box) {
           el('title', {}, `commit, from ${ms(w.commit)} to ${ms(w.end)}`)));
       }
       const shapes = { f: '', b: '' };
+      const thin = bar / lanes(w);
       for (const s of w.spans) {
+        const top = y + (s.l || 0) * thin;
         const kind = s.b ? 'b' : 'f';
         const from = x(s.f);
         const wide = Math.max(1, x(s.t) - from - 1);
         if (many) {
-          shapes[kind] += `M${from.toFixed(1)} ${y}h${wide.toFixed(1)}v${bar}h-${wide.toFixed(1)}z`;
+          shapes[kind] += `M${from.toFixed(1)} ${top.toFixed(1)}h${wide.toFixed(1)}v${thin.toFixed(1)}h-${wide.toFixed(1)}z`;
           continue;
         }
-        svg.append(el('rect', { class: kind, x: from, y, width: wide, height: bar, rx: Math.min(3, wide / 2) },
+        svg.append(el('rect', { class: kind, x: from, y: top, width: wide, height: thin, rx: Math.min(3, wide / 2, thin / 2) },
           el('title', {}, `${s.b ? 'backward' : 'forward'} of micro-batch ${s.m}${s.s >= 0 ? `, stage ${s.s}` : ''}: ${ms(s.t - s.f)}, from ${ms(s.f)}`)));
-        if (wide > 6.5 * String(s.m).length + 3) {
+        if (thin === bar && wide > 6.5 * String(s.m).length + 3) {
           svg.append(el('text', { class: 'num', x: from + wide / 2, y: y + 14, 'text-anchor': 'middle' }, String(s.m)));
         }
       }
