@@ -38,6 +38,7 @@ type memory struct {
 	losses        uint64         // micro-batches
 	spot          [2][]uint32
 
+	tasks   map[int]string    // that go on, by lane
 	altered map[id.Range]bool // blocks
 	shut    map[int]bool      // layers whose parameters are on their way
 	waiting []func()          // passes that wait for parameters
@@ -97,6 +98,7 @@ func newMemory(w *worker) memory {
 		plan: new(plan.Plan), shards: make(map[id.Range]*shard), initial: make(map[id.Range]*shard), incoming: make(map[id.Range]*incoming),
 		bases: make(map[core.Transfer]int), tensors: make(map[key.Tensor]content), made: make(map[key.Tensor]content), passes: make(map[graph.Pair]content), kept: make(map[int][]kept),
 		gradients: make([]gradient, len(w.c.cfg.Layers)), altered: make(map[id.Range]bool), shut: make(map[int]bool),
+		tasks: make(map[int]string),
 	}
 	for _, l := range w.c.cfg.Layers {
 		size := 0
@@ -204,6 +206,7 @@ func (w *worker) store(e core.Expect, value any) (n int, data []byte) {
 
 // remember does a duty that is about memory or the computing goroutine.
 func (w *worker) remember(d core.Duty) {
+	w.beginsTask(d)
 	switch d := d.(type) {
 	case core.Run:
 		w.in(w.c.delay(300*time.Microsecond), func() { w.compute(d) })

@@ -175,6 +175,7 @@ func (w *worker) step(e core.Event) {
 	was, _ := w.core.Passed()
 	sealed, x := w.core.State() == core.Sealed, w.core
 	w.c.seen[reflect.TypeOf(e)] = true
+	w.endsTask(e)
 	x.Step(e)
 	if now, result := x.Passed(); now != was {
 		if _, ordered := e.(control.Order); sealed && !ordered || now.Compare(was) < 0 {
@@ -364,6 +365,7 @@ func (w *worker) perform(d core.Duty) {
 			w.abort(o.call.group, o.call.version)
 		}
 	case core.Operate:
+		w.beginsTask(d)
 		w.in(w.c.delay(time.Millisecond), func() { w.operate(d) })
 	case control.Answer:
 		w.say(d)

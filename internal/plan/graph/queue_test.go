@@ -173,6 +173,7 @@ func TestMisuse(t *testing.T) {
 // model is the queue as the rules read, without any lists.
 type model struct {
 	stages int
+	side   int // passes beside another one
 	limits map[int]int
 	leads  map[int]int
 	pairs  map[Pair]*entry
@@ -187,7 +188,7 @@ func (m *model) next() (best Task, ok bool) {
 		}
 	}
 	rank := func(p Pair, e *entry) int {
-		limit := max(m.limits[p.Stage], m.stages-p.Stage)
+		limit := max(m.limits[p.Stage], m.stages-p.Stage) + m.side
 		forward := e.phase == Waiting && e.input && !e.gradient
 		switch {
 		case e.phase == Forwarded && e.ran && e.again:
@@ -226,8 +227,9 @@ func (m *model) next() (best Task, ok bool) {
 func TestQueueAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stages := rapid.IntRange(1, 4).Draw(t, "stages")
-		q := NewQueue(stages, 1)
-		m := &model{stages, map[int]int{}, map[int]int{}, map[Pair]*entry{}, map[Pair]int{}}
+		passes := rapid.IntRange(1, 3).Draw(t, "passes")
+		q := NewQueue(stages, passes)
+		m := &model{stages, passes - 1, map[int]int{}, map[int]int{}, map[Pair]*entry{}, map[Pair]int{}}
 		var running []Task
 		pair := rapid.Custom(func(t *rapid.T) Pair {
 			return Pair{rapid.IntRange(0, stages-1).Draw(t, "stage"), rapid.IntRange(0, 7).Draw(t, "micro")}

@@ -64,7 +64,7 @@ type taskEnded struct {
 // start has a lane run f, whose end the loop is told. A panic in f is an error of the task.
 func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
 	end.lane = lane
-	e.lanes[lane].tasks <- func() { // there is room: the core has one task at a time in each
+	task := func() {
 		kernel.Enter(e.c.Pool)
 		defer func() {
 			kernel.Leave(e.c.Pool)
@@ -78,6 +78,11 @@ func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
 		end.err = f(&end)
 		end.of.Beside = max(end.of.Beside, kernel.Inside(e.c.Pool))
 		end.ended = e.now()
+	}
+	select {
+	case e.lanes[lane].tasks <- task:
+	default:
+		panic(fmt.Sprintf("engine: two tasks in lane %d", lane)) // the core has one at a time in each
 	}
 }
 

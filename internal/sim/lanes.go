@@ -1,0 +1,51 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/soliton-train/soliton/internal/worker/core"
+)
+
+// job is what a task is called beside which nothing runs.
+const job = "job"
+
+// beginsTask notes that a task begins, and holds that no lane has two, and that nothing runs beside a job.
+func (w *worker) beginsTask(d core.Duty) {
+	lane, what := 0, job
+	switch d := d.(type) {
+	case core.Run:
+		lane, what = d.Lane, fmt.Sprint(d.Task)
+	case core.Replay:
+		lane, what = d.Lane, "replay"
+	case core.CopyBases:
+		lane, what = d.Lane, "bases"
+	case core.HandOver, core.Repeat, core.Say, core.Operate, core.Prepare, core.Update:
+	default:
+		return
+	}
+	if what == job && len(w.tasks) > 0 || w.tasks[lane] != "" || w.tasks[0] == job || lane < 0 || lane >= max(w.c.cfg.Passes, 1) {
+		w.c.violated("worker %v begins %T (%s) in lane %d beside %v", w.session, d, what, lane, w.tasks)
+	}
+	w.tasks[lane] = what
+}
+
+// endsTask notes that a task has ended.
+func (w *worker) endsTask(e core.Event) {
+	what := job
+	switch e := e.(type) {
+	case core.PassDone:
+		what = fmt.Sprint(e.Task)
+	case core.Replayed:
+		what = "replay"
+	case core.BasesCopied:
+		what = "bases"
+	case core.HandedOver, core.Repeated, core.Said, core.Answered, core.Prepared, core.Updated, core.Failed:
+	default:
+		return
+	}
+	for lane, on := range w.tasks {
+		if on == what {
+			delete(w.tasks, lane)
+		}
+	}
+}
