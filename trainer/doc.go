@@ -44,7 +44,7 @@
 //
 // # Concurrency
 //
-// Layers, the loss and metrics run in as many goroutines as the worker has threads, up to 8, each with a
+// Forward and Backward of layers, the loss and metrics run in as many goroutines as the worker has threads, up to 8, each with a
 // micro-batch of its own, and run parts of a call on the threads of [Context.For]. A [Dataset] is asked by one goroutine
 // at a time, unless it is [Concurrent]. All other user code of one job runs in one goroutine. Jobs may run
 // side by side in one process.

@@ -117,17 +117,20 @@ func (b *bench) together(t testing.TB, want ...result) {
 	const rounds = 3
 	for range rounds {
 		var all sync.WaitGroup
-		passes := make([]*pass, len(want))
+		passes, faults := make([]*pass, len(want)), make([]string, len(want))
 		for i := range passes {
 			all.Go(func() {
 				passes[i] = b.forward(b.call(i, 1))
-				passes[i].backward(t)
+				faults[i] = passes[i].try()
 			})
 		}
 		all.Wait()
 		for i, p := range passes {
-			same(t, "at the same time as another micro-batch", want[i], p.result)
 			p.release()
+			if faults[i] != "" {
+				t.Fatalf("at the same time as another micro-batch: %s", faults[i])
+			}
+			same(t, "at the same time as another micro-batch", want[i], p.result)
 		}
 	}
 }
@@ -137,6 +140,7 @@ type bench struct {
 	o      Options
 	layer  trainer.Layer
 	params []trainer.Tensor
+	names  []string // of them
 	in     [2]trainer.Tensor
 }
 
@@ -149,7 +153,7 @@ func newBench(l trainer.Layer, in trainer.Spec, o Options) *bench {
 		for j := range x.F {
 			x.F[j] += float32(max(o.ParamNoise, 0) * draw.Normal())
 		}
-		b.params = append(b.params, x)
+		b.params, b.names = append(b.params, x), append(b.names, p.Name)
 	}
 	for i := range b.in {
 		b.in[i] = random(in, o, &draw)
@@ -222,6 +226,13 @@ func weights(shape []int) trainer.Tensor {
 
 func (p *pass) backward(t testing.TB) {
 	t.Helper()
+	if fault := p.try(); fault != "" {
+		t.Fatalf("%s", fault)
+	}
+}
+
+// try runs the backward pass, and returns what is wrong with what it makes by itself.
+func (p *pass) try() (fault string) {
 	// The gradient comes from memory of the layer behind, which is free soon.
 	dout := weights(p.out.Shape)
 	dp := make([]trainer.Tensor, len(p.b.params))
@@ -235,22 +246,23 @@ func (p *pass) backward(t testing.TB) {
 	ctx, release := trainer.NewContext(p.call)
 	defer release()
 	din := p.b.layer.Backward(ctx, p.b.params, p.stash, dout, dp)
-	for i, param := range p.b.layer.Params() {
-		p.result.add("the gradient of "+param.Name, dp[i])
+	for i, name := range p.b.names {
+		p.result.add("the gradient of "+name, dp[i])
 	}
 	if p.in.Kind() == trainer.Float32 {
 		if din.Len() != p.in.Len() || din.F == nil {
-			t.Fatalf("the gradient of the input has shape %v, the input %v", din.Shape, p.in.Shape)
+			return fmt.Sprintf("the gradient of the input has shape %v, the input %v", din.Shape, p.in.Shape)
 		}
 		p.result.add("the gradient of the input", din)
 	}
 	for i, name := range p.result.names {
 		for _, x := range p.result.tensors[i].F {
 			if x != x {
-				t.Fatalf("%s holds NaN: memory was read before it was written, or an element was never set", name)
+				return fmt.Sprintf("%s holds NaN: memory was read before it was written, or an element was never set", name)
 			}
 		}
 	}
+	return ""
 }
 
 // run runs one micro-batch forward and backward and checks that nothing that
@@ -258,8 +270,8 @@ func (p *pass) backward(t testing.TB) {
 func (b *bench) run(t testing.TB, call trainer.Call) result {
 	t.Helper()
 	var before result
-	for i, param := range b.layer.Params() {
-		before.add(param.Name, b.params[i])
+	for i, name := range b.names {
+		before.add(name, b.params[i])
 	}
 	before.add("its input", b.in[call.First/b.o.Samples])
 	p := b.forward(call)
@@ -396,6 +408,19 @@ func Loss(t testing.TB, l trainer.Loss, out, target trainer.Spec, opts ...Option
 		}
 		if s, c, _ := run(false, n); math.Float64bits(s) != math.Float64bits(sum) || c != count {
 			t.Errorf("in evaluation on %d threads, it gives another loss", n)
+		}
+	}
+	if !t.Failed() { // as a worker with several threads does
+		var all sync.WaitGroup
+		sums := make([]float64, threads)
+		for i := range sums {
+			all.Go(func() { sums[i], _, _ = run(true, 1) })
+		}
+		all.Wait()
+		for _, s := range sums {
+			if math.Float64bits(s) != math.Float64bits(sum) {
+				t.Error("at the same time as another call, it gives another loss")
+			}
 		}
 	}
 	if !equal(x, keepX) || !equal(y, keepY) {

@@ -1004,7 +1004,7 @@ done:
 	RET
 
 // func foldSumAVX2(acc *[16]float32) float32
-// Requires: AVX, SSE
+// Requires: AVX
 TEXT ·foldSumAVX2(SB), NOSPLIT, $0-12
 	MOVQ         acc+0(FP), AX
 	VMOVUPS      (AX), Y0
@@ -1015,12 +1015,12 @@ TEXT ·foldSumAVX2(SB), NOSPLIT, $0-12
 	VADDPS       X1, X0, X0
 	VMOVSHDUP    X0, X1
 	VADDPS       X1, X0, X0
-	MOVSS        X0, ret+8(FP)
+	VMOVSS       X0, ret+8(FP)
 	VZEROUPPER
 	RET
 
 // func foldMaxAVX2(acc *[16]float32) float32
-// Requires: AVX, SSE
+// Requires: AVX
 TEXT ·foldMaxAVX2(SB), NOSPLIT, $0-12
 	MOVQ         acc+0(FP), AX
 	VMOVUPS      (AX), Y0
@@ -1031,7 +1031,7 @@ TEXT ·foldMaxAVX2(SB), NOSPLIT, $0-12
 	VMAXPS       X1, X0, X0
 	VMOVSHDUP    X0, X1
 	VMAXPS       X1, X0, X0
-	MOVSS        X0, ret+8(FP)
+	VMOVSS       X0, ret+8(FP)
 	VZEROUPPER
 	RET
 

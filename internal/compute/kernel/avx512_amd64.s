@@ -827,7 +827,7 @@ done:
 	RET
 
 // func foldSumAVX512(acc *[16]float32) float32
-// Requires: AVX, SSE
+// Requires: AVX
 TEXT ·foldSumAVX512(SB), NOSPLIT, $0-12
 	MOVQ         acc+0(FP), AX
 	VMOVUPS      (AX), Y0
@@ -838,12 +838,12 @@ TEXT ·foldSumAVX512(SB), NOSPLIT, $0-12
 	VADDPS       X1, X0, X0
 	VMOVSHDUP    X0, X1
 	VADDPS       X1, X0, X0
-	MOVSS        X0, ret+8(FP)
+	VMOVSS       X0, ret+8(FP)
 	VZEROUPPER
 	RET
 
 // func foldMaxAVX512(acc *[16]float32) float32
-// Requires: AVX, SSE
+// Requires: AVX
 TEXT ·foldMaxAVX512(SB), NOSPLIT, $0-12
 	MOVQ         acc+0(FP), AX
 	VMOVUPS      (AX), Y0
@@ -854,7 +854,7 @@ TEXT ·foldMaxAVX512(SB), NOSPLIT, $0-12
 	VMAXPS       X1, X0, X0
 	VMOVSHDUP    X0, X1
 	VMAXPS       X1, X0, X0
-	MOVSS        X0, ret+8(FP)
+	VMOVSS       X0, ret+8(FP)
 	VZEROUPPER
 	RET
 

@@ -145,7 +145,8 @@ func foldSumGeneric(acc *[lanes]float32) float32 {
 	return acc[0]
 }
 
-// foldMaxGeneric returns the greatest of the lanes, of two that do not compare the one that is further behind.
+// foldMaxGeneric returns the greatest of the lanes; where neither of two is greater, as with NaN or zeros of two signs, the one
+// that is further behind.
 func foldMaxGeneric(acc *[lanes]float32) float32 {
 	for w := lanes / 2; w > 0; w /= 2 {
 		for i := range w {

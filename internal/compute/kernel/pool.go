@@ -128,14 +128,6 @@ func Leave(p *Pool) {
 	}
 }
 
-// Inside returns how many goroutines are inside.
-func Inside(p *Pool) int {
-	if p == nil {
-		return 0
-	}
-	return int(p.inside.Load())
-}
-
 // begin reports whether the pool was free, and takes it.
 func (p *Pool) begin() bool { return p.inside.Load() <= 1 && p.busy.CompareAndSwap(false, true) }
 

@@ -24,7 +24,7 @@ type perfettoEvent struct {
 	Args  map[string]any `json:"args,omitempty"`
 }
 
-// Perfetto writes spans in the Chrome trace event format: a track for each worker with its passes, one for
+// Perfetto writes spans in the Chrome trace event format: a track for each worker with its passes, or one for each lane of those that run side by side, one for
 // what it has under way on the network beside it, boundary tensors as flows from pass to pass, and the
 // recoveries as marks over all and on a track of the agent.
 func Perfetto(w io.Writer, spans []Span) error {
@@ -104,8 +104,8 @@ func Perfetto(w io.Writer, spans []Span) error {
 		if p := passes[needs]; p != nil && p.Worker != s.Worker && !p.End.After(s.Start) {
 			flows++
 			id := fmt.Sprintf("f%d", flows)
-			put(perfettoEvent{Phase: "s", Name: Transfer, Cat: "flow", TS: at(p.Start) + float64(p.End.Sub(p.Start))/2000, PID: p.Worker + 1, ID: id})
-			put(perfettoEvent{Phase: "f", Name: Transfer, Cat: "flow", TS: at(s.Start) + dur/2, PID: pid, ID: id, Bind: "e"})
+			put(perfettoEvent{Phase: "s", Name: Transfer, Cat: "flow", TS: at(p.Start) + float64(p.End.Sub(p.Start))/2000, PID: p.Worker + 1, TID: p.Int(KeyLane, 0), ID: id})
+			put(perfettoEvent{Phase: "f", Name: Transfer, Cat: "flow", TS: at(s.Start) + dur/2, PID: pid, TID: s.Int(KeyLane, 0), ID: id, Bind: "e"})
 		}
 	}
 	_, _ = out.WriteString("\n]}\n")

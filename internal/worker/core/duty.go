@@ -126,9 +126,9 @@ type GroupEdit struct {
 
 // Tasks of the computing goroutines: there is one at a time, but for those that name a lane, which run side by side, one in each.
 type (
-	// Run runs a pass. Learn asks for the shapes within the stage. Last says that the worker has nothing to do for the stage
-	// before this backward pass is done: the pass hands over all gradients, and passes before it may keep theirs. Soon says that it is one of the last
-	// ones, beside which the last one may run: what it has done of a layer is news at once. Digests is how many
+	// Run runs a pass. Learn asks for the shapes within the stage. Last says that no other
+	// backward pass of the stage is to begin here: the pass hands over all gradients, and passes before it may keep theirs. Soon says that
+	// no more of them are left than there are lanes, so each layer that is done is told at once. Digests is how many
 	// the passes of the pair make of a spot check, for the record of the commit; 0 if there is none.
 	Run struct {
 		Lane          int

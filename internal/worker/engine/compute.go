@@ -66,7 +66,9 @@ func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
 	end.lane = lane
 	task := func() {
 		kernel.Enter(e.c.Pool)
+		e.active.Add(1)
 		defer func() {
+			e.active.Add(-1)
 			kernel.Leave(e.c.Pool)
 			if v := recover(); v != nil {
 				end.err = newPanic(v, lane)
@@ -74,9 +76,9 @@ func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
 			e.mail.put(end)
 		}()
 		end.began = e.now()
-		end.of.Lane, end.of.Beside = lane, kernel.Inside(e.c.Pool)
+		end.of.Lane, end.of.Beside = lane, e.beside()
 		end.err = f(&end)
-		end.of.Beside = max(end.of.Beside, kernel.Inside(e.c.Pool))
+		end.of.Beside = max(end.of.Beside, e.beside())
 		end.ended = e.now()
 	}
 	select {
@@ -85,6 +87,9 @@ func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
 		panic(fmt.Sprintf("engine: two tasks in lane %d", lane)) // the core has one at a time in each
 	}
 }
+
+// beside returns how many lanes compute or read samples.
+func (e *Engine) beside() int { return int(e.active.Load()) }
 
 // panicError is a panic of a computing goroutine on its way to the caller of the operation, who panics with it.
 type panicError struct{ *kernel.Panic }
@@ -146,7 +151,9 @@ func (e *Engine) forward(d core.Run) {
 		}
 		began, resume := e.now(), clock.Hold()
 		kernel.Leave(e.c.Pool)
+		e.active.Add(-1)
 		defer func() {
+			e.active.Add(1)
 			kernel.Enter(e.c.Pool)
 			resume()
 			e.span(trace.Gather, began, e.laneSpan(d.Lane, layer))
@@ -156,8 +163,8 @@ func (e *Engine) forward(d core.Run) {
 	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
 	done := core.PassDone{Task: d.Task}
 	e.start(d.Lane, taskEnded{name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1}}, func(end *taskEnded) error {
-		clock.Begin(kernel.Inside(e.c.Pool))
-		defer func() { clock.End(meter.Forward, lo, hi, kernel.Inside(e.c.Pool)) }()
+		clock.Begin(e.beside())
+		defer func() { clock.End(meter.Forward, lo, hi, e.beside()) }()
 		out, loss, err := w.forward(e)
 		if err != nil {
 			return err
@@ -196,15 +203,15 @@ func (e *Engine) backward(d core.Run) {
 	s, m, w := d.Task.Stage, d.Task.Micro, e.works[d.Task.Pair]
 	e.takeGradient(w, d.Task.Pair)
 	lo, hi, clock := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi, e.lanes[d.Lane].meter
-	tell := e.mail.leave // there is nothing to be done before the last ones
+	tell := e.mail.leave // nothing can be reduced before the last passes of the stage
 	if d.Soon {
 		tell = e.mail.put
 	}
 	e.start(d.Lane, taskEnded{
 		event: core.PassDone{Task: d.Task}, name: trace.Backward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1},
 	}, func(end *taskEnded) error {
-		clock.Begin(kernel.Inside(e.c.Pool))
-		defer func() { clock.End(meter.Backward, lo, hi, kernel.Inside(e.c.Pool)) }()
+		clock.Begin(e.beside())
+		defer func() { clock.End(meter.Backward, lo, hi, e.beside()) }()
 		din := w.backward(e, leaf{e, m, d.Lane, tell, d.Last})
 		if s > 0 {
 			din = e.keep(din)

@@ -151,7 +151,7 @@ func spanOf(layer int, bytes int64) Span {
 // laneSpan is a span about a layer, or about nothing if that is -1, in a lane.
 func (e *Engine) laneSpan(lane, layer int) Span {
 	s := spanOf(layer, 0)
-	s.Lane, s.Beside = lane, kernel.Inside(e.c.Pool)
+	s.Lane, s.Beside = lane, e.beside()
 	return s
 }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -32,6 +33,7 @@ type Engine struct {
 	cancel context.CancelFunc
 	ended  chan struct{} // the loop has ended
 	lanes  []*lane
+	active atomic.Int32   // lanes with a task that does not wait for parameters
 	tasks  sync.WaitGroup // goroutines besides the loop
 	ahead  *prefetcher    // of the computing goroutines
 

@@ -196,6 +196,7 @@ func (e *Engine) found(r id.Range) error {
 // apply goes over to a plan.
 func (e *Engine) apply(d core.Apply) error {
 	e.plan = d.Plan
+	e.ahead.forget()
 	for _, s := range d.Drop {
 		delete(e.stages, s)
 	}

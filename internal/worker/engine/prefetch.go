@@ -51,7 +51,6 @@ type ahead struct {
 	batch         *batch
 	reading, done bool
 	claimed       bool // a pass has begun that needs it
-	dropped       bool
 	err           error
 }
 
@@ -75,6 +74,9 @@ func (p *prefetcher) measure(now time.Time, took time.Duration) {
 	}
 	if took > 0 {
 		mean(&p.took, took.Seconds())
+	}
+	if !now.After(p.last) {
+		return // lanes may tell in another order than they began in
 	}
 	if !p.last.IsZero() {
 		mean(&p.interval, now.Sub(p.last).Seconds())
@@ -106,9 +108,15 @@ func (p *prefetcher) begin(k readKey, next []readKey) {
 // follow has the micro-batches read that come after the passes that have begun; see want.
 func (p *prefetcher) follow(batch func() *batch) (free []*batch) {
 	p.mu.Lock()
-	next := p.next
-	p.mu.Unlock()
-	return p.want(next, batch)
+	defer p.mu.Unlock()
+	return p.wantLocked(p.next, batch)
+}
+
+// forget says that another plan decides what comes next.
+func (p *prefetcher) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.next = nil
 }
 
 // want says which micro-batches come next, and has those read that are not yet. batch gets memory for one; what is not wanted any
@@ -116,6 +124,11 @@ func (p *prefetcher) follow(batch func() *batch) (free []*batch) {
 func (p *prefetcher) want(next []readKey, batch func() *batch) (free []*batch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.wantLocked(next, batch)
+}
+
+// wantLocked is want; p.mu is held.
+func (p *prefetcher) wantLocked(next []readKey, batch func() *batch) (free []*batch) {
 	var wanted []*ahead
 	for _, a := range p.wanted {
 		if a.claimed && !slices.Contains(next, a.readKey) {
@@ -134,7 +147,7 @@ func (p *prefetcher) want(next []readKey, batch func() *batch) (free []*batch) {
 		if slices.Contains(wanted, a) {
 			continue
 		}
-		if a.dropped = true; !a.reading {
+		if !a.reading {
 			free = append(free, a.batch)
 		}
 	}

@@ -269,7 +269,11 @@ func foldKernels() {
 		op.of(t, x, x)
 		VMOVSHDUP(x, t)
 		op.of(t, x, x)
-		Store(x, ReturnIndex(0))
+		result, err := ReturnIndex(0).Resolve()
+		if err != nil {
+			panic(err)
+		}
+		VMOVSS(x, result.Addr)
 		ret()
 	}
 }
