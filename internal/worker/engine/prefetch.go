@@ -109,7 +109,7 @@ func (p *prefetcher) begin(k readKey, next []readKey) {
 func (p *prefetcher) follow(batch func() *batch) (free []*batch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.wantLocked(p.next, batch)
+	return p.want(p.next, batch)
 }
 
 // forget says that another plan decides what comes next.
@@ -119,16 +119,9 @@ func (p *prefetcher) forget() {
 	p.next = nil
 }
 
-// want says which micro-batches come next, and has those read that are not yet. batch gets memory for one; what is not wanted any
-// more is returned, unless a pass has begun that needs it.
+// want takes which micro-batches come next, and has those read that are not yet. batch gets memory for one; what is not wanted any
+// more is returned, unless a pass has begun that needs it. p.mu is held.
 func (p *prefetcher) want(next []readKey, batch func() *batch) (free []*batch) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.wantLocked(next, batch)
-}
-
-// wantLocked is want; p.mu is held.
-func (p *prefetcher) wantLocked(next []readKey, batch func() *batch) (free []*batch) {
 	var wanted []*ahead
 	for _, a := range p.wanted {
 		if a.claimed && !slices.Contains(next, a.readKey) {

@@ -9,6 +9,13 @@ import (
 	"time"
 )
 
+// wants is begin and follow, where no pass begins.
+func (p *prefetcher) wants(next []readKey, batch func() *batch) []*batch {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.want(next, batch)
+}
+
 // A batch that was read ahead is there when it is needed, those that are not needed any more are dropped, and a failure is left to who
 // needs the samples.
 func TestPrefetch(t *testing.T) {
@@ -41,7 +48,7 @@ func TestPrefetch(t *testing.T) {
 		}
 		made := 0
 		batches := func() *batch { made++; return new(batch) }
-		if free := p.want([]readKey{{1, 1}, {1, 2}, {1, 3}}, batches); len(free) > 0 || made != 3 {
+		if free := p.wants([]readKey{{1, 1}, {1, 2}, {1, 3}}, batches); len(free) > 0 || made != 3 {
 			t.Errorf("%d free, %d made", len(free), made)
 		}
 		synctest.Wait() // the first is being read
@@ -51,7 +58,7 @@ func TestPrefetch(t *testing.T) {
 		}
 		// Micro-batch 2 is being read, and not needed any more.
 		synctest.Wait()
-		p.want([]readKey{{1, 3}, {2, 0}}, batches)
+		p.wants([]readKey{{1, 3}, {2, 0}}, batches)
 		time.Sleep(time.Second)
 		if began = time.Now(); taken(1, 3) || !taken(2, 0) || time.Since(began) > 0 {
 			t.Error("micro-batch 3 is there although it could not be read, or the next is not")
@@ -59,10 +66,10 @@ func TestPrefetch(t *testing.T) {
 		if want := []string{"{1 1}", "{1 2}", "{1 3}", "{2 0}"}; !slices.Equal(reads, want) || made != 4 {
 			t.Errorf("read %v, want %v, in %d batches", reads, want, made)
 		}
-		if free := p.want(nil, batches); len(free) != 0 {
+		if free := p.wants(nil, batches); len(free) != 0 {
 			t.Errorf("%d free", len(free))
 		}
-		p.want([]readKey{{2, 4}, {2, 5}}, batches)
+		p.wants([]readKey{{2, 4}, {2, 5}}, batches)
 		time.Sleep(time.Second)
 		if taken(2, 4) || !taken(2, 5) {
 			t.Error("micro-batch 4 is there although its data panicked, or the next is not")
@@ -82,7 +89,7 @@ func TestPrefetchReadsOnce(t *testing.T) {
 		defer p.close()
 		second := new(batch)
 		free := []*batch{new(batch), second}
-		p.want([]readKey{{1, 0}, {1, 1}}, func() (b *batch) {
+		p.wants([]readKey{{1, 0}, {1, 1}}, func() (b *batch) {
 			b, free = free[0], free[1:]
 			return b
 		})
@@ -166,7 +173,7 @@ func TestPrefetchWithReaders(t *testing.T) {
 		})
 		defer p.close()
 		began, next := time.Now(), []readKey{{1, 0}, {1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 5}}
-		p.want(next, func() *batch { return new(batch) })
+		p.wants(next, func() *batch { return new(batch) })
 		synctest.Wait()
 		for i, k := range next {
 			_, read := p.take(k)
