@@ -19,6 +19,7 @@
 //   - metrics.jsonl would lack a step,
 //   - a sample is skipped that a worker has read, or before it is in skips.jsonl,
 //   - a run fails although a worker of its plan lives, or lost workers are replaced,
+//   - a lane of a worker has two tasks, or something runs beside a job,
 //   - a worker passes a point while it is sealed, or goes back to one,
 //   - two workers commit a step or pass another point with different results, or
 //   - a worker fails.

@@ -67,71 +67,71 @@ TEXT ·geluAVX2(SB), NOSPLIT, $0-48
 loop:
 	VMOVUPS     (DX), Y0
 	VMULPS      Y0, Y0, Y1
-	VMOVUPS     kbd922279_avx2<>+0(SB), Y2
-	VFMADD213PS kbfcc422a_avx2<>+0(SB), Y1, Y2
+	VMOVUPS     kbd922279bd922279_avx2<>+0(SB), Y2
+	VFMADD213PS kbfcc422abfcc422a_avx2<>+0(SB), Y1, Y2
 	VMULPS      Y2, Y0, Y1
-	VMOVUPS     kc2aeac50_avx2<>+0(SB), Y2
+	VMOVUPS     kc2aeac50c2aeac50_avx2<>+0(SB), Y2
 	VMAXPS      Y1, Y2, Y2
-	VMOVUPS     k42b0c0a5_avx2<>+0(SB), Y3
+	VMOVUPS     k42b0c0a542b0c0a5_avx2<>+0(SB), Y3
 	VMINPS      Y2, Y3, Y2
-	VMULPS      k3fb8aa3b_avx2<>+0(SB), Y2, Y3
+	VMULPS      k3fb8aa3b3fb8aa3b_avx2<>+0(SB), Y2, Y3
 	VROUNDPS    $0x08, Y3, Y3
-	VFMADD231PS kbf318000_avx2<>+0(SB), Y3, Y2
-	VFMADD231PS k395e8083_avx2<>+0(SB), Y3, Y2
-	VMOVUPS     k39506967_avx2<>+0(SB), Y4
-	VFMADD213PS k3ab743ce_avx2<>+0(SB), Y2, Y4
-	VFMADD213PS k3c088908_avx2<>+0(SB), Y2, Y4
-	VFMADD213PS k3d2aa9c1_avx2<>+0(SB), Y2, Y4
-	VFMADD213PS k3e2aaaaa_avx2<>+0(SB), Y2, Y4
-	VFMADD213PS k3f000000_avx2<>+0(SB), Y2, Y4
+	VFMADD231PS kbf318000bf318000_avx2<>+0(SB), Y3, Y2
+	VFMADD231PS k395e8083395e8083_avx2<>+0(SB), Y3, Y2
+	VMOVUPS     k3950696739506967_avx2<>+0(SB), Y4
+	VFMADD213PS k3ab743ce3ab743ce_avx2<>+0(SB), Y2, Y4
+	VFMADD213PS k3c0889083c088908_avx2<>+0(SB), Y2, Y4
+	VFMADD213PS k3d2aa9c13d2aa9c1_avx2<>+0(SB), Y2, Y4
+	VFMADD213PS k3e2aaaaa3e2aaaaa_avx2<>+0(SB), Y2, Y4
+	VFMADD213PS k3f0000003f000000_avx2<>+0(SB), Y2, Y4
 	VMULPS      Y2, Y2, Y5
 	VFMADD213PS Y2, Y5, Y4
-	VADDPS      k3f800000_avx2<>+0(SB), Y4, Y4
+	VADDPS      k3f8000003f800000_avx2<>+0(SB), Y4, Y4
 	VCVTPS2DQ   Y3, Y3
-	VPADDD      k0000007f_avx2<>+0(SB), Y3, Y3
+	VPADDD      k0000007f0000007f_avx2<>+0(SB), Y3, Y3
 	VPSLLD      $0x17, Y3, Y3
 	VMULPS      Y3, Y4, Y4
-	VCMPPS      $0x05, kc2aeac50_avx2<>+0(SB), Y1, Y2
+	VCMPPS      $0x05, kc2aeac50c2aeac50_avx2<>+0(SB), Y1, Y2
 	VANDPS      Y2, Y4, Y4
-	VCMPPS      $0x0e, k42b0c0a5_avx2<>+0(SB), Y1, Y2
-	VBLENDVPS   Y2, k7f800000_avx2<>+0(SB), Y4, Y4
-	VADDPS      k3f800000_avx2<>+0(SB), Y4, Y4
-	VMOVUPS     k3f800000_avx2<>+0(SB), Y1
+	VCMPPS      $0x0e, k42b0c0a542b0c0a5_avx2<>+0(SB), Y1, Y2
+	VBLENDVPS   Y2, k7f8000007f800000_avx2<>+0(SB), Y4, Y4
+	VADDPS      k3f8000003f800000_avx2<>+0(SB), Y4, Y4
+	VMOVUPS     k3f8000003f800000_avx2<>+0(SB), Y1
 	VDIVPS      Y4, Y1, Y1
 	VMULPS      Y1, Y0, Y0
 	VMOVUPS     Y0, (CX)
 	VMOVUPS     32(DX), Y0
 	VMULPS      Y0, Y0, Y1
-	VMOVUPS     kbd922279_avx2<>+0(SB), Y2
-	VFMADD213PS kbfcc422a_avx2<>+0(SB), Y1, Y2
+	VMOVUPS     kbd922279bd922279_avx2<>+0(SB), Y2
+	VFMADD213PS kbfcc422abfcc422a_avx2<>+0(SB), Y1, Y2
 	VMULPS      Y2, Y0, Y1
-	VMOVUPS     kc2aeac50_avx2<>+0(SB), Y2
+	VMOVUPS     kc2aeac50c2aeac50_avx2<>+0(SB), Y2
 	VMAXPS      Y1, Y2, Y2
-	VMOVUPS     k42b0c0a5_avx2<>+0(SB), Y3
+	VMOVUPS     k42b0c0a542b0c0a5_avx2<>+0(SB), Y3
 	VMINPS      Y2, Y3, Y2
-	VMULPS      k3fb8aa3b_avx2<>+0(SB), Y2, Y3
+	VMULPS      k3fb8aa3b3fb8aa3b_avx2<>+0(SB), Y2, Y3
 	VROUNDPS    $0x08, Y3, Y3
-	VFMADD231PS kbf318000_avx2<>+0(SB), Y3, Y2
-	VFMADD231PS k395e8083_avx2<>+0(SB), Y3, Y2
-	VMOVUPS     k39506967_avx2<>+0(SB), Y4
-	VFMADD213PS k3ab743ce_avx2<>+0(SB), Y2, Y4
-	VFMADD213PS k3c088908_avx2<>+0(SB), Y2, Y4
-	VFMADD213PS k3d2aa9c1_avx2<>+0(SB), Y2, Y4
-	VFMADD213PS k3e2aaaaa_avx2<>+0(SB), Y2, Y4
-	VFMADD213PS k3f000000_avx2<>+0(SB), Y2, Y4
+	VFMADD231PS kbf318000bf318000_avx2<>+0(SB), Y3, Y2
+	VFMADD231PS k395e8083395e8083_avx2<>+0(SB), Y3, Y2
+	VMOVUPS     k3950696739506967_avx2<>+0(SB), Y4
+	VFMADD213PS k3ab743ce3ab743ce_avx2<>+0(SB), Y2, Y4
+	VFMADD213PS k3c0889083c088908_avx2<>+0(SB), Y2, Y4
+	VFMADD213PS k3d2aa9c13d2aa9c1_avx2<>+0(SB), Y2, Y4
+	VFMADD213PS k3e2aaaaa3e2aaaaa_avx2<>+0(SB), Y2, Y4
+	VFMADD213PS k3f0000003f000000_avx2<>+0(SB), Y2, Y4
 	VMULPS      Y2, Y2, Y5
 	VFMADD213PS Y2, Y5, Y4
-	VADDPS      k3f800000_avx2<>+0(SB), Y4, Y4
+	VADDPS      k3f8000003f800000_avx2<>+0(SB), Y4, Y4
 	VCVTPS2DQ   Y3, Y3
-	VPADDD      k0000007f_avx2<>+0(SB), Y3, Y3
+	VPADDD      k0000007f0000007f_avx2<>+0(SB), Y3, Y3
 	VPSLLD      $0x17, Y3, Y3
 	VMULPS      Y3, Y4, Y4
-	VCMPPS      $0x05, kc2aeac50_avx2<>+0(SB), Y1, Y2
+	VCMPPS      $0x05, kc2aeac50c2aeac50_avx2<>+0(SB), Y1, Y2
 	VANDPS      Y2, Y4, Y4
-	VCMPPS      $0x0e, k42b0c0a5_avx2<>+0(SB), Y1, Y2
-	VBLENDVPS   Y2, k7f800000_avx2<>+0(SB), Y4, Y4
-	VADDPS      k3f800000_avx2<>+0(SB), Y4, Y4
-	VMOVUPS     k3f800000_avx2<>+0(SB), Y1
+	VCMPPS      $0x0e, k42b0c0a542b0c0a5_avx2<>+0(SB), Y1, Y2
+	VBLENDVPS   Y2, k7f8000007f800000_avx2<>+0(SB), Y4, Y4
+	VADDPS      k3f8000003f800000_avx2<>+0(SB), Y4, Y4
+	VMOVUPS     k3f8000003f800000_avx2<>+0(SB), Y1
 	VDIVPS      Y4, Y1, Y1
 	VMULPS      Y1, Y0, Y0
 	VMOVUPS     Y0, 32(CX)
@@ -144,293 +144,165 @@ done:
 	VZEROUPPER
 	RET
 
-DATA kbd922279_avx2<>+0(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+4(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+8(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+12(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+16(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+20(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+24(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+28(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+32(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+36(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+40(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+44(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+48(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+52(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+56(SB)/4, $0xbd922279
-DATA kbd922279_avx2<>+60(SB)/4, $0xbd922279
-GLOBL kbd922279_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbd922279bd922279_avx2<>+0(SB)/8, $0xbd922279bd922279
+DATA kbd922279bd922279_avx2<>+8(SB)/8, $0xbd922279bd922279
+DATA kbd922279bd922279_avx2<>+16(SB)/8, $0xbd922279bd922279
+DATA kbd922279bd922279_avx2<>+24(SB)/8, $0xbd922279bd922279
+DATA kbd922279bd922279_avx2<>+32(SB)/8, $0xbd922279bd922279
+DATA kbd922279bd922279_avx2<>+40(SB)/8, $0xbd922279bd922279
+DATA kbd922279bd922279_avx2<>+48(SB)/8, $0xbd922279bd922279
+DATA kbd922279bd922279_avx2<>+56(SB)/8, $0xbd922279bd922279
+GLOBL kbd922279bd922279_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA kbfcc422a_avx2<>+0(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+4(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+8(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+12(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+16(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+20(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+24(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+28(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+32(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+36(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+40(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+44(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+48(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+52(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+56(SB)/4, $0xbfcc422a
-DATA kbfcc422a_avx2<>+60(SB)/4, $0xbfcc422a
-GLOBL kbfcc422a_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbfcc422abfcc422a_avx2<>+0(SB)/8, $0xbfcc422abfcc422a
+DATA kbfcc422abfcc422a_avx2<>+8(SB)/8, $0xbfcc422abfcc422a
+DATA kbfcc422abfcc422a_avx2<>+16(SB)/8, $0xbfcc422abfcc422a
+DATA kbfcc422abfcc422a_avx2<>+24(SB)/8, $0xbfcc422abfcc422a
+DATA kbfcc422abfcc422a_avx2<>+32(SB)/8, $0xbfcc422abfcc422a
+DATA kbfcc422abfcc422a_avx2<>+40(SB)/8, $0xbfcc422abfcc422a
+DATA kbfcc422abfcc422a_avx2<>+48(SB)/8, $0xbfcc422abfcc422a
+DATA kbfcc422abfcc422a_avx2<>+56(SB)/8, $0xbfcc422abfcc422a
+GLOBL kbfcc422abfcc422a_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA kc2aeac50_avx2<>+0(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+4(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+8(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+12(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+16(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+20(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+24(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+28(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+32(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+36(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+40(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+44(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+48(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+52(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+56(SB)/4, $0xc2aeac50
-DATA kc2aeac50_avx2<>+60(SB)/4, $0xc2aeac50
-GLOBL kc2aeac50_avx2<>(SB), RODATA|NOPTR, $64
+DATA kc2aeac50c2aeac50_avx2<>+0(SB)/8, $0xc2aeac50c2aeac50
+DATA kc2aeac50c2aeac50_avx2<>+8(SB)/8, $0xc2aeac50c2aeac50
+DATA kc2aeac50c2aeac50_avx2<>+16(SB)/8, $0xc2aeac50c2aeac50
+DATA kc2aeac50c2aeac50_avx2<>+24(SB)/8, $0xc2aeac50c2aeac50
+DATA kc2aeac50c2aeac50_avx2<>+32(SB)/8, $0xc2aeac50c2aeac50
+DATA kc2aeac50c2aeac50_avx2<>+40(SB)/8, $0xc2aeac50c2aeac50
+DATA kc2aeac50c2aeac50_avx2<>+48(SB)/8, $0xc2aeac50c2aeac50
+DATA kc2aeac50c2aeac50_avx2<>+56(SB)/8, $0xc2aeac50c2aeac50
+GLOBL kc2aeac50c2aeac50_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k42b0c0a5_avx2<>+0(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+4(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+8(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+12(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+16(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+20(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+24(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+28(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+32(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+36(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+40(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+44(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+48(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+52(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+56(SB)/4, $0x42b0c0a5
-DATA k42b0c0a5_avx2<>+60(SB)/4, $0x42b0c0a5
-GLOBL k42b0c0a5_avx2<>(SB), RODATA|NOPTR, $64
+DATA k42b0c0a542b0c0a5_avx2<>+0(SB)/8, $0x42b0c0a542b0c0a5
+DATA k42b0c0a542b0c0a5_avx2<>+8(SB)/8, $0x42b0c0a542b0c0a5
+DATA k42b0c0a542b0c0a5_avx2<>+16(SB)/8, $0x42b0c0a542b0c0a5
+DATA k42b0c0a542b0c0a5_avx2<>+24(SB)/8, $0x42b0c0a542b0c0a5
+DATA k42b0c0a542b0c0a5_avx2<>+32(SB)/8, $0x42b0c0a542b0c0a5
+DATA k42b0c0a542b0c0a5_avx2<>+40(SB)/8, $0x42b0c0a542b0c0a5
+DATA k42b0c0a542b0c0a5_avx2<>+48(SB)/8, $0x42b0c0a542b0c0a5
+DATA k42b0c0a542b0c0a5_avx2<>+56(SB)/8, $0x42b0c0a542b0c0a5
+GLOBL k42b0c0a542b0c0a5_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k3fb8aa3b_avx2<>+0(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+4(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+8(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+12(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+16(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+20(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+24(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+28(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+32(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+36(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+40(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+44(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+48(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+52(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+56(SB)/4, $0x3fb8aa3b
-DATA k3fb8aa3b_avx2<>+60(SB)/4, $0x3fb8aa3b
-GLOBL k3fb8aa3b_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fb8aa3b3fb8aa3b_avx2<>+0(SB)/8, $0x3fb8aa3b3fb8aa3b
+DATA k3fb8aa3b3fb8aa3b_avx2<>+8(SB)/8, $0x3fb8aa3b3fb8aa3b
+DATA k3fb8aa3b3fb8aa3b_avx2<>+16(SB)/8, $0x3fb8aa3b3fb8aa3b
+DATA k3fb8aa3b3fb8aa3b_avx2<>+24(SB)/8, $0x3fb8aa3b3fb8aa3b
+DATA k3fb8aa3b3fb8aa3b_avx2<>+32(SB)/8, $0x3fb8aa3b3fb8aa3b
+DATA k3fb8aa3b3fb8aa3b_avx2<>+40(SB)/8, $0x3fb8aa3b3fb8aa3b
+DATA k3fb8aa3b3fb8aa3b_avx2<>+48(SB)/8, $0x3fb8aa3b3fb8aa3b
+DATA k3fb8aa3b3fb8aa3b_avx2<>+56(SB)/8, $0x3fb8aa3b3fb8aa3b
+GLOBL k3fb8aa3b3fb8aa3b_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA kbf318000_avx2<>+0(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+4(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+8(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+12(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+16(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+20(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+24(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+28(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+32(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+36(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+40(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+44(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+48(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+52(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+56(SB)/4, $0xbf318000
-DATA kbf318000_avx2<>+60(SB)/4, $0xbf318000
-GLOBL kbf318000_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbf318000bf318000_avx2<>+0(SB)/8, $0xbf318000bf318000
+DATA kbf318000bf318000_avx2<>+8(SB)/8, $0xbf318000bf318000
+DATA kbf318000bf318000_avx2<>+16(SB)/8, $0xbf318000bf318000
+DATA kbf318000bf318000_avx2<>+24(SB)/8, $0xbf318000bf318000
+DATA kbf318000bf318000_avx2<>+32(SB)/8, $0xbf318000bf318000
+DATA kbf318000bf318000_avx2<>+40(SB)/8, $0xbf318000bf318000
+DATA kbf318000bf318000_avx2<>+48(SB)/8, $0xbf318000bf318000
+DATA kbf318000bf318000_avx2<>+56(SB)/8, $0xbf318000bf318000
+GLOBL kbf318000bf318000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k395e8083_avx2<>+0(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+4(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+8(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+12(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+16(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+20(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+24(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+28(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+32(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+36(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+40(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+44(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+48(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+52(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+56(SB)/4, $0x395e8083
-DATA k395e8083_avx2<>+60(SB)/4, $0x395e8083
-GLOBL k395e8083_avx2<>(SB), RODATA|NOPTR, $64
+DATA k395e8083395e8083_avx2<>+0(SB)/8, $0x395e8083395e8083
+DATA k395e8083395e8083_avx2<>+8(SB)/8, $0x395e8083395e8083
+DATA k395e8083395e8083_avx2<>+16(SB)/8, $0x395e8083395e8083
+DATA k395e8083395e8083_avx2<>+24(SB)/8, $0x395e8083395e8083
+DATA k395e8083395e8083_avx2<>+32(SB)/8, $0x395e8083395e8083
+DATA k395e8083395e8083_avx2<>+40(SB)/8, $0x395e8083395e8083
+DATA k395e8083395e8083_avx2<>+48(SB)/8, $0x395e8083395e8083
+DATA k395e8083395e8083_avx2<>+56(SB)/8, $0x395e8083395e8083
+GLOBL k395e8083395e8083_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k39506967_avx2<>+0(SB)/4, $0x39506967
-DATA k39506967_avx2<>+4(SB)/4, $0x39506967
-DATA k39506967_avx2<>+8(SB)/4, $0x39506967
-DATA k39506967_avx2<>+12(SB)/4, $0x39506967
-DATA k39506967_avx2<>+16(SB)/4, $0x39506967
-DATA k39506967_avx2<>+20(SB)/4, $0x39506967
-DATA k39506967_avx2<>+24(SB)/4, $0x39506967
-DATA k39506967_avx2<>+28(SB)/4, $0x39506967
-DATA k39506967_avx2<>+32(SB)/4, $0x39506967
-DATA k39506967_avx2<>+36(SB)/4, $0x39506967
-DATA k39506967_avx2<>+40(SB)/4, $0x39506967
-DATA k39506967_avx2<>+44(SB)/4, $0x39506967
-DATA k39506967_avx2<>+48(SB)/4, $0x39506967
-DATA k39506967_avx2<>+52(SB)/4, $0x39506967
-DATA k39506967_avx2<>+56(SB)/4, $0x39506967
-DATA k39506967_avx2<>+60(SB)/4, $0x39506967
-GLOBL k39506967_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3950696739506967_avx2<>+0(SB)/8, $0x3950696739506967
+DATA k3950696739506967_avx2<>+8(SB)/8, $0x3950696739506967
+DATA k3950696739506967_avx2<>+16(SB)/8, $0x3950696739506967
+DATA k3950696739506967_avx2<>+24(SB)/8, $0x3950696739506967
+DATA k3950696739506967_avx2<>+32(SB)/8, $0x3950696739506967
+DATA k3950696739506967_avx2<>+40(SB)/8, $0x3950696739506967
+DATA k3950696739506967_avx2<>+48(SB)/8, $0x3950696739506967
+DATA k3950696739506967_avx2<>+56(SB)/8, $0x3950696739506967
+GLOBL k3950696739506967_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k3ab743ce_avx2<>+0(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+4(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+8(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+12(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+16(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+20(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+24(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+28(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+32(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+36(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+40(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+44(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+48(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+52(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+56(SB)/4, $0x3ab743ce
-DATA k3ab743ce_avx2<>+60(SB)/4, $0x3ab743ce
-GLOBL k3ab743ce_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3ab743ce3ab743ce_avx2<>+0(SB)/8, $0x3ab743ce3ab743ce
+DATA k3ab743ce3ab743ce_avx2<>+8(SB)/8, $0x3ab743ce3ab743ce
+DATA k3ab743ce3ab743ce_avx2<>+16(SB)/8, $0x3ab743ce3ab743ce
+DATA k3ab743ce3ab743ce_avx2<>+24(SB)/8, $0x3ab743ce3ab743ce
+DATA k3ab743ce3ab743ce_avx2<>+32(SB)/8, $0x3ab743ce3ab743ce
+DATA k3ab743ce3ab743ce_avx2<>+40(SB)/8, $0x3ab743ce3ab743ce
+DATA k3ab743ce3ab743ce_avx2<>+48(SB)/8, $0x3ab743ce3ab743ce
+DATA k3ab743ce3ab743ce_avx2<>+56(SB)/8, $0x3ab743ce3ab743ce
+GLOBL k3ab743ce3ab743ce_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k3c088908_avx2<>+0(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+4(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+8(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+12(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+16(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+20(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+24(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+28(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+32(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+36(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+40(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+44(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+48(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+52(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+56(SB)/4, $0x3c088908
-DATA k3c088908_avx2<>+60(SB)/4, $0x3c088908
-GLOBL k3c088908_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3c0889083c088908_avx2<>+0(SB)/8, $0x3c0889083c088908
+DATA k3c0889083c088908_avx2<>+8(SB)/8, $0x3c0889083c088908
+DATA k3c0889083c088908_avx2<>+16(SB)/8, $0x3c0889083c088908
+DATA k3c0889083c088908_avx2<>+24(SB)/8, $0x3c0889083c088908
+DATA k3c0889083c088908_avx2<>+32(SB)/8, $0x3c0889083c088908
+DATA k3c0889083c088908_avx2<>+40(SB)/8, $0x3c0889083c088908
+DATA k3c0889083c088908_avx2<>+48(SB)/8, $0x3c0889083c088908
+DATA k3c0889083c088908_avx2<>+56(SB)/8, $0x3c0889083c088908
+GLOBL k3c0889083c088908_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k3d2aa9c1_avx2<>+0(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+4(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+8(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+12(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+16(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+20(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+24(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+28(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+32(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+36(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+40(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+44(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+48(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+52(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+56(SB)/4, $0x3d2aa9c1
-DATA k3d2aa9c1_avx2<>+60(SB)/4, $0x3d2aa9c1
-GLOBL k3d2aa9c1_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3d2aa9c13d2aa9c1_avx2<>+0(SB)/8, $0x3d2aa9c13d2aa9c1
+DATA k3d2aa9c13d2aa9c1_avx2<>+8(SB)/8, $0x3d2aa9c13d2aa9c1
+DATA k3d2aa9c13d2aa9c1_avx2<>+16(SB)/8, $0x3d2aa9c13d2aa9c1
+DATA k3d2aa9c13d2aa9c1_avx2<>+24(SB)/8, $0x3d2aa9c13d2aa9c1
+DATA k3d2aa9c13d2aa9c1_avx2<>+32(SB)/8, $0x3d2aa9c13d2aa9c1
+DATA k3d2aa9c13d2aa9c1_avx2<>+40(SB)/8, $0x3d2aa9c13d2aa9c1
+DATA k3d2aa9c13d2aa9c1_avx2<>+48(SB)/8, $0x3d2aa9c13d2aa9c1
+DATA k3d2aa9c13d2aa9c1_avx2<>+56(SB)/8, $0x3d2aa9c13d2aa9c1
+GLOBL k3d2aa9c13d2aa9c1_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k3e2aaaaa_avx2<>+0(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+4(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+8(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+12(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+16(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+20(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+24(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+28(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+32(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+36(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+40(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+44(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+48(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+52(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+56(SB)/4, $0x3e2aaaaa
-DATA k3e2aaaaa_avx2<>+60(SB)/4, $0x3e2aaaaa
-GLOBL k3e2aaaaa_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3e2aaaaa3e2aaaaa_avx2<>+0(SB)/8, $0x3e2aaaaa3e2aaaaa
+DATA k3e2aaaaa3e2aaaaa_avx2<>+8(SB)/8, $0x3e2aaaaa3e2aaaaa
+DATA k3e2aaaaa3e2aaaaa_avx2<>+16(SB)/8, $0x3e2aaaaa3e2aaaaa
+DATA k3e2aaaaa3e2aaaaa_avx2<>+24(SB)/8, $0x3e2aaaaa3e2aaaaa
+DATA k3e2aaaaa3e2aaaaa_avx2<>+32(SB)/8, $0x3e2aaaaa3e2aaaaa
+DATA k3e2aaaaa3e2aaaaa_avx2<>+40(SB)/8, $0x3e2aaaaa3e2aaaaa
+DATA k3e2aaaaa3e2aaaaa_avx2<>+48(SB)/8, $0x3e2aaaaa3e2aaaaa
+DATA k3e2aaaaa3e2aaaaa_avx2<>+56(SB)/8, $0x3e2aaaaa3e2aaaaa
+GLOBL k3e2aaaaa3e2aaaaa_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k3f000000_avx2<>+0(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+4(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+8(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+12(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+16(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+20(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+24(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+28(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+32(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+36(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+40(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+44(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+48(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+52(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+56(SB)/4, $0x3f000000
-DATA k3f000000_avx2<>+60(SB)/4, $0x3f000000
-GLOBL k3f000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3f0000003f000000_avx2<>+0(SB)/8, $0x3f0000003f000000
+DATA k3f0000003f000000_avx2<>+8(SB)/8, $0x3f0000003f000000
+DATA k3f0000003f000000_avx2<>+16(SB)/8, $0x3f0000003f000000
+DATA k3f0000003f000000_avx2<>+24(SB)/8, $0x3f0000003f000000
+DATA k3f0000003f000000_avx2<>+32(SB)/8, $0x3f0000003f000000
+DATA k3f0000003f000000_avx2<>+40(SB)/8, $0x3f0000003f000000
+DATA k3f0000003f000000_avx2<>+48(SB)/8, $0x3f0000003f000000
+DATA k3f0000003f000000_avx2<>+56(SB)/8, $0x3f0000003f000000
+GLOBL k3f0000003f000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k3f800000_avx2<>+0(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+4(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+8(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+12(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+16(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+20(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+24(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+28(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+32(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+36(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+40(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+44(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+48(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+52(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+56(SB)/4, $0x3f800000
-DATA k3f800000_avx2<>+60(SB)/4, $0x3f800000
-GLOBL k3f800000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3f8000003f800000_avx2<>+0(SB)/8, $0x3f8000003f800000
+DATA k3f8000003f800000_avx2<>+8(SB)/8, $0x3f8000003f800000
+DATA k3f8000003f800000_avx2<>+16(SB)/8, $0x3f8000003f800000
+DATA k3f8000003f800000_avx2<>+24(SB)/8, $0x3f8000003f800000
+DATA k3f8000003f800000_avx2<>+32(SB)/8, $0x3f8000003f800000
+DATA k3f8000003f800000_avx2<>+40(SB)/8, $0x3f8000003f800000
+DATA k3f8000003f800000_avx2<>+48(SB)/8, $0x3f8000003f800000
+DATA k3f8000003f800000_avx2<>+56(SB)/8, $0x3f8000003f800000
+GLOBL k3f8000003f800000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k0000007f_avx2<>+0(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+4(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+8(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+12(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+16(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+20(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+24(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+28(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+32(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+36(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+40(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+44(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+48(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+52(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+56(SB)/4, $0x0000007f
-DATA k0000007f_avx2<>+60(SB)/4, $0x0000007f
-GLOBL k0000007f_avx2<>(SB), RODATA|NOPTR, $64
+DATA k0000007f0000007f_avx2<>+0(SB)/8, $0x0000007f0000007f
+DATA k0000007f0000007f_avx2<>+8(SB)/8, $0x0000007f0000007f
+DATA k0000007f0000007f_avx2<>+16(SB)/8, $0x0000007f0000007f
+DATA k0000007f0000007f_avx2<>+24(SB)/8, $0x0000007f0000007f
+DATA k0000007f0000007f_avx2<>+32(SB)/8, $0x0000007f0000007f
+DATA k0000007f0000007f_avx2<>+40(SB)/8, $0x0000007f0000007f
+DATA k0000007f0000007f_avx2<>+48(SB)/8, $0x0000007f0000007f
+DATA k0000007f0000007f_avx2<>+56(SB)/8, $0x0000007f0000007f
+GLOBL k0000007f0000007f_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k7f800000_avx2<>+0(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+4(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+8(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+12(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+16(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+20(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+24(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+28(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+32(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+36(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+40(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+44(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+48(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+52(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+56(SB)/4, $0x7f800000
-DATA k7f800000_avx2<>+60(SB)/4, $0x7f800000
-GLOBL k7f800000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k7f8000007f800000_avx2<>+0(SB)/8, $0x7f8000007f800000
+DATA k7f8000007f800000_avx2<>+8(SB)/8, $0x7f8000007f800000
+DATA k7f8000007f800000_avx2<>+16(SB)/8, $0x7f8000007f800000
+DATA k7f8000007f800000_avx2<>+24(SB)/8, $0x7f8000007f800000
+DATA k7f8000007f800000_avx2<>+32(SB)/8, $0x7f8000007f800000
+DATA k7f8000007f800000_avx2<>+40(SB)/8, $0x7f8000007f800000
+DATA k7f8000007f800000_avx2<>+48(SB)/8, $0x7f8000007f800000
+DATA k7f8000007f800000_avx2<>+56(SB)/8, $0x7f8000007f800000
+GLOBL k7f8000007f800000_avx2<>(SB), RODATA|NOPTR, $64
 
 // func geluBackwardAVX2(dx []float32, x []float32, dout []float32)
 // Requires: AVX, AVX2, FMA3
@@ -445,41 +317,41 @@ TEXT ·geluBackwardAVX2(SB), NOSPLIT, $0-72
 loop:
 	VMOVUPS     (DX), Y0
 	VMULPS      Y0, Y0, Y1
-	VMOVUPS     kbd922279_avx2<>+0(SB), Y2
-	VFMADD213PS kbfcc422a_avx2<>+0(SB), Y1, Y2
+	VMOVUPS     kbd922279bd922279_avx2<>+0(SB), Y2
+	VFMADD213PS kbfcc422abfcc422a_avx2<>+0(SB), Y1, Y2
 	VMULPS      Y2, Y0, Y2
-	VMOVUPS     kc2aeac50_avx2<>+0(SB), Y3
+	VMOVUPS     kc2aeac50c2aeac50_avx2<>+0(SB), Y3
 	VMAXPS      Y2, Y3, Y3
-	VMOVUPS     k42b0c0a5_avx2<>+0(SB), Y4
+	VMOVUPS     k42b0c0a542b0c0a5_avx2<>+0(SB), Y4
 	VMINPS      Y3, Y4, Y3
-	VMULPS      k3fb8aa3b_avx2<>+0(SB), Y3, Y4
+	VMULPS      k3fb8aa3b3fb8aa3b_avx2<>+0(SB), Y3, Y4
 	VROUNDPS    $0x08, Y4, Y4
-	VFMADD231PS kbf318000_avx2<>+0(SB), Y4, Y3
-	VFMADD231PS k395e8083_avx2<>+0(SB), Y4, Y3
-	VMOVUPS     k39506967_avx2<>+0(SB), Y5
-	VFMADD213PS k3ab743ce_avx2<>+0(SB), Y3, Y5
-	VFMADD213PS k3c088908_avx2<>+0(SB), Y3, Y5
-	VFMADD213PS k3d2aa9c1_avx2<>+0(SB), Y3, Y5
-	VFMADD213PS k3e2aaaaa_avx2<>+0(SB), Y3, Y5
-	VFMADD213PS k3f000000_avx2<>+0(SB), Y3, Y5
+	VFMADD231PS kbf318000bf318000_avx2<>+0(SB), Y4, Y3
+	VFMADD231PS k395e8083395e8083_avx2<>+0(SB), Y4, Y3
+	VMOVUPS     k3950696739506967_avx2<>+0(SB), Y5
+	VFMADD213PS k3ab743ce3ab743ce_avx2<>+0(SB), Y3, Y5
+	VFMADD213PS k3c0889083c088908_avx2<>+0(SB), Y3, Y5
+	VFMADD213PS k3d2aa9c13d2aa9c1_avx2<>+0(SB), Y3, Y5
+	VFMADD213PS k3e2aaaaa3e2aaaaa_avx2<>+0(SB), Y3, Y5
+	VFMADD213PS k3f0000003f000000_avx2<>+0(SB), Y3, Y5
 	VMULPS      Y3, Y3, Y6
 	VFMADD213PS Y3, Y6, Y5
-	VADDPS      k3f800000_avx2<>+0(SB), Y5, Y5
+	VADDPS      k3f8000003f800000_avx2<>+0(SB), Y5, Y5
 	VCVTPS2DQ   Y4, Y4
-	VPADDD      k0000007f_avx2<>+0(SB), Y4, Y4
+	VPADDD      k0000007f0000007f_avx2<>+0(SB), Y4, Y4
 	VPSLLD      $0x17, Y4, Y4
 	VMULPS      Y4, Y5, Y5
-	VCMPPS      $0x05, kc2aeac50_avx2<>+0(SB), Y2, Y3
+	VCMPPS      $0x05, kc2aeac50c2aeac50_avx2<>+0(SB), Y2, Y3
 	VANDPS      Y3, Y5, Y5
-	VCMPPS      $0x0e, k42b0c0a5_avx2<>+0(SB), Y2, Y3
-	VBLENDVPS   Y3, k7f800000_avx2<>+0(SB), Y5, Y5
-	VADDPS      k3f800000_avx2<>+0(SB), Y5, Y5
-	VMOVUPS     k3f800000_avx2<>+0(SB), Y2
+	VCMPPS      $0x0e, k42b0c0a542b0c0a5_avx2<>+0(SB), Y2, Y3
+	VBLENDVPS   Y3, k7f8000007f800000_avx2<>+0(SB), Y5, Y5
+	VADDPS      k3f8000003f800000_avx2<>+0(SB), Y5, Y5
+	VMOVUPS     k3f8000003f800000_avx2<>+0(SB), Y2
 	VDIVPS      Y5, Y2, Y2
-	VMOVUPS     k3e5b33b6_avx2<>+0(SB), Y3
-	VFMADD213PS k3fcc422a_avx2<>+0(SB), Y1, Y3
+	VMOVUPS     k3e5b33b63e5b33b6_avx2<>+0(SB), Y3
+	VFMADD213PS k3fcc422a3fcc422a_avx2<>+0(SB), Y1, Y3
 	VMULPS      Y2, Y0, Y0
-	VMOVUPS     k3f800000_avx2<>+0(SB), Y1
+	VMOVUPS     k3f8000003f800000_avx2<>+0(SB), Y1
 	VSUBPS      Y2, Y1, Y1
 	VMULPS      Y1, Y0, Y0
 	VFMADD213PS Y2, Y3, Y0
@@ -487,41 +359,41 @@ loop:
 	VMOVUPS     Y0, (CX)
 	VMOVUPS     32(DX), Y0
 	VMULPS      Y0, Y0, Y1
-	VMOVUPS     kbd922279_avx2<>+0(SB), Y2
-	VFMADD213PS kbfcc422a_avx2<>+0(SB), Y1, Y2
+	VMOVUPS     kbd922279bd922279_avx2<>+0(SB), Y2
+	VFMADD213PS kbfcc422abfcc422a_avx2<>+0(SB), Y1, Y2
 	VMULPS      Y2, Y0, Y2
-	VMOVUPS     kc2aeac50_avx2<>+0(SB), Y3
+	VMOVUPS     kc2aeac50c2aeac50_avx2<>+0(SB), Y3
 	VMAXPS      Y2, Y3, Y3
-	VMOVUPS     k42b0c0a5_avx2<>+0(SB), Y4
+	VMOVUPS     k42b0c0a542b0c0a5_avx2<>+0(SB), Y4
 	VMINPS      Y3, Y4, Y3
-	VMULPS      k3fb8aa3b_avx2<>+0(SB), Y3, Y4
+	VMULPS      k3fb8aa3b3fb8aa3b_avx2<>+0(SB), Y3, Y4
 	VROUNDPS    $0x08, Y4, Y4
-	VFMADD231PS kbf318000_avx2<>+0(SB), Y4, Y3
-	VFMADD231PS k395e8083_avx2<>+0(SB), Y4, Y3
-	VMOVUPS     k39506967_avx2<>+0(SB), Y5
-	VFMADD213PS k3ab743ce_avx2<>+0(SB), Y3, Y5
-	VFMADD213PS k3c088908_avx2<>+0(SB), Y3, Y5
-	VFMADD213PS k3d2aa9c1_avx2<>+0(SB), Y3, Y5
-	VFMADD213PS k3e2aaaaa_avx2<>+0(SB), Y3, Y5
-	VFMADD213PS k3f000000_avx2<>+0(SB), Y3, Y5
+	VFMADD231PS kbf318000bf318000_avx2<>+0(SB), Y4, Y3
+	VFMADD231PS k395e8083395e8083_avx2<>+0(SB), Y4, Y3
+	VMOVUPS     k3950696739506967_avx2<>+0(SB), Y5
+	VFMADD213PS k3ab743ce3ab743ce_avx2<>+0(SB), Y3, Y5
+	VFMADD213PS k3c0889083c088908_avx2<>+0(SB), Y3, Y5
+	VFMADD213PS k3d2aa9c13d2aa9c1_avx2<>+0(SB), Y3, Y5
+	VFMADD213PS k3e2aaaaa3e2aaaaa_avx2<>+0(SB), Y3, Y5
+	VFMADD213PS k3f0000003f000000_avx2<>+0(SB), Y3, Y5
 	VMULPS      Y3, Y3, Y6
 	VFMADD213PS Y3, Y6, Y5
-	VADDPS      k3f800000_avx2<>+0(SB), Y5, Y5
+	VADDPS      k3f8000003f800000_avx2<>+0(SB), Y5, Y5
 	VCVTPS2DQ   Y4, Y4
-	VPADDD      k0000007f_avx2<>+0(SB), Y4, Y4
+	VPADDD      k0000007f0000007f_avx2<>+0(SB), Y4, Y4
 	VPSLLD      $0x17, Y4, Y4
 	VMULPS      Y4, Y5, Y5
-	VCMPPS      $0x05, kc2aeac50_avx2<>+0(SB), Y2, Y3
+	VCMPPS      $0x05, kc2aeac50c2aeac50_avx2<>+0(SB), Y2, Y3
 	VANDPS      Y3, Y5, Y5
-	VCMPPS      $0x0e, k42b0c0a5_avx2<>+0(SB), Y2, Y3
-	VBLENDVPS   Y3, k7f800000_avx2<>+0(SB), Y5, Y5
-	VADDPS      k3f800000_avx2<>+0(SB), Y5, Y5
-	VMOVUPS     k3f800000_avx2<>+0(SB), Y2
+	VCMPPS      $0x0e, k42b0c0a542b0c0a5_avx2<>+0(SB), Y2, Y3
+	VBLENDVPS   Y3, k7f8000007f800000_avx2<>+0(SB), Y5, Y5
+	VADDPS      k3f8000003f800000_avx2<>+0(SB), Y5, Y5
+	VMOVUPS     k3f8000003f800000_avx2<>+0(SB), Y2
 	VDIVPS      Y5, Y2, Y2
-	VMOVUPS     k3e5b33b6_avx2<>+0(SB), Y3
-	VFMADD213PS k3fcc422a_avx2<>+0(SB), Y1, Y3
+	VMOVUPS     k3e5b33b63e5b33b6_avx2<>+0(SB), Y3
+	VFMADD213PS k3fcc422a3fcc422a_avx2<>+0(SB), Y1, Y3
 	VMULPS      Y2, Y0, Y0
-	VMOVUPS     k3f800000_avx2<>+0(SB), Y1
+	VMOVUPS     k3f8000003f800000_avx2<>+0(SB), Y1
 	VSUBPS      Y2, Y1, Y1
 	VMULPS      Y1, Y0, Y0
 	VFMADD213PS Y2, Y3, Y0
@@ -537,41 +409,25 @@ done:
 	VZEROUPPER
 	RET
 
-DATA k3e5b33b6_avx2<>+0(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+4(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+8(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+12(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+16(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+20(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+24(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+28(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+32(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+36(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+40(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+44(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+48(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+52(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+56(SB)/4, $0x3e5b33b6
-DATA k3e5b33b6_avx2<>+60(SB)/4, $0x3e5b33b6
-GLOBL k3e5b33b6_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3e5b33b63e5b33b6_avx2<>+0(SB)/8, $0x3e5b33b63e5b33b6
+DATA k3e5b33b63e5b33b6_avx2<>+8(SB)/8, $0x3e5b33b63e5b33b6
+DATA k3e5b33b63e5b33b6_avx2<>+16(SB)/8, $0x3e5b33b63e5b33b6
+DATA k3e5b33b63e5b33b6_avx2<>+24(SB)/8, $0x3e5b33b63e5b33b6
+DATA k3e5b33b63e5b33b6_avx2<>+32(SB)/8, $0x3e5b33b63e5b33b6
+DATA k3e5b33b63e5b33b6_avx2<>+40(SB)/8, $0x3e5b33b63e5b33b6
+DATA k3e5b33b63e5b33b6_avx2<>+48(SB)/8, $0x3e5b33b63e5b33b6
+DATA k3e5b33b63e5b33b6_avx2<>+56(SB)/8, $0x3e5b33b63e5b33b6
+GLOBL k3e5b33b63e5b33b6_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA k3fcc422a_avx2<>+0(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+4(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+8(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+12(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+16(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+20(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+24(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+28(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+32(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+36(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+40(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+44(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+48(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+52(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+56(SB)/4, $0x3fcc422a
-DATA k3fcc422a_avx2<>+60(SB)/4, $0x3fcc422a
-GLOBL k3fcc422a_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fcc422a3fcc422a_avx2<>+0(SB)/8, $0x3fcc422a3fcc422a
+DATA k3fcc422a3fcc422a_avx2<>+8(SB)/8, $0x3fcc422a3fcc422a
+DATA k3fcc422a3fcc422a_avx2<>+16(SB)/8, $0x3fcc422a3fcc422a
+DATA k3fcc422a3fcc422a_avx2<>+24(SB)/8, $0x3fcc422a3fcc422a
+DATA k3fcc422a3fcc422a_avx2<>+32(SB)/8, $0x3fcc422a3fcc422a
+DATA k3fcc422a3fcc422a_avx2<>+40(SB)/8, $0x3fcc422a3fcc422a
+DATA k3fcc422a3fcc422a_avx2<>+48(SB)/8, $0x3fcc422a3fcc422a
+DATA k3fcc422a3fcc422a_avx2<>+56(SB)/8, $0x3fcc422a3fcc422a
+GLOBL k3fcc422a3fcc422a_avx2<>(SB), RODATA|NOPTR, $64
 
 // func sumLanesAVX2(acc *[16]float32, x []float32)
 // Requires: AVX
@@ -696,61 +552,61 @@ loop:
 	VMOVUPS     (CX), Y4
 	VSUBPS      Y2, Y4, Y4
 	VMULPS      Y3, Y4, Y4
-	VMOVUPS     kc2aeac50_avx2<>+0(SB), Y5
+	VMOVUPS     kc2aeac50c2aeac50_avx2<>+0(SB), Y5
 	VMAXPS      Y4, Y5, Y5
-	VMOVUPS     k42b0c0a5_avx2<>+0(SB), Y6
+	VMOVUPS     k42b0c0a542b0c0a5_avx2<>+0(SB), Y6
 	VMINPS      Y5, Y6, Y5
-	VMULPS      k3fb8aa3b_avx2<>+0(SB), Y5, Y6
+	VMULPS      k3fb8aa3b3fb8aa3b_avx2<>+0(SB), Y5, Y6
 	VROUNDPS    $0x08, Y6, Y6
-	VFMADD231PS kbf318000_avx2<>+0(SB), Y6, Y5
-	VFMADD231PS k395e8083_avx2<>+0(SB), Y6, Y5
-	VMOVUPS     k39506967_avx2<>+0(SB), Y7
-	VFMADD213PS k3ab743ce_avx2<>+0(SB), Y5, Y7
-	VFMADD213PS k3c088908_avx2<>+0(SB), Y5, Y7
-	VFMADD213PS k3d2aa9c1_avx2<>+0(SB), Y5, Y7
-	VFMADD213PS k3e2aaaaa_avx2<>+0(SB), Y5, Y7
-	VFMADD213PS k3f000000_avx2<>+0(SB), Y5, Y7
+	VFMADD231PS kbf318000bf318000_avx2<>+0(SB), Y6, Y5
+	VFMADD231PS k395e8083395e8083_avx2<>+0(SB), Y6, Y5
+	VMOVUPS     k3950696739506967_avx2<>+0(SB), Y7
+	VFMADD213PS k3ab743ce3ab743ce_avx2<>+0(SB), Y5, Y7
+	VFMADD213PS k3c0889083c088908_avx2<>+0(SB), Y5, Y7
+	VFMADD213PS k3d2aa9c13d2aa9c1_avx2<>+0(SB), Y5, Y7
+	VFMADD213PS k3e2aaaaa3e2aaaaa_avx2<>+0(SB), Y5, Y7
+	VFMADD213PS k3f0000003f000000_avx2<>+0(SB), Y5, Y7
 	VMULPS      Y5, Y5, Y8
 	VFMADD213PS Y5, Y8, Y7
-	VADDPS      k3f800000_avx2<>+0(SB), Y7, Y7
+	VADDPS      k3f8000003f800000_avx2<>+0(SB), Y7, Y7
 	VCVTPS2DQ   Y6, Y6
-	VPADDD      k0000007f_avx2<>+0(SB), Y6, Y6
+	VPADDD      k0000007f0000007f_avx2<>+0(SB), Y6, Y6
 	VPSLLD      $0x17, Y6, Y6
 	VMULPS      Y6, Y7, Y7
-	VCMPPS      $0x05, kc2aeac50_avx2<>+0(SB), Y4, Y5
+	VCMPPS      $0x05, kc2aeac50c2aeac50_avx2<>+0(SB), Y4, Y5
 	VANDPS      Y5, Y7, Y7
-	VCMPPS      $0x0e, k42b0c0a5_avx2<>+0(SB), Y4, Y5
-	VBLENDVPS   Y5, k7f800000_avx2<>+0(SB), Y7, Y7
+	VCMPPS      $0x0e, k42b0c0a542b0c0a5_avx2<>+0(SB), Y4, Y5
+	VBLENDVPS   Y5, k7f8000007f800000_avx2<>+0(SB), Y7, Y7
 	VMOVUPS     Y7, (AX)
 	VADDPS      Y7, Y0, Y0
 	VMOVUPS     32(CX), Y4
 	VSUBPS      Y2, Y4, Y4
 	VMULPS      Y3, Y4, Y4
-	VMOVUPS     kc2aeac50_avx2<>+0(SB), Y5
+	VMOVUPS     kc2aeac50c2aeac50_avx2<>+0(SB), Y5
 	VMAXPS      Y4, Y5, Y5
-	VMOVUPS     k42b0c0a5_avx2<>+0(SB), Y6
+	VMOVUPS     k42b0c0a542b0c0a5_avx2<>+0(SB), Y6
 	VMINPS      Y5, Y6, Y5
-	VMULPS      k3fb8aa3b_avx2<>+0(SB), Y5, Y6
+	VMULPS      k3fb8aa3b3fb8aa3b_avx2<>+0(SB), Y5, Y6
 	VROUNDPS    $0x08, Y6, Y6
-	VFMADD231PS kbf318000_avx2<>+0(SB), Y6, Y5
-	VFMADD231PS k395e8083_avx2<>+0(SB), Y6, Y5
-	VMOVUPS     k39506967_avx2<>+0(SB), Y7
-	VFMADD213PS k3ab743ce_avx2<>+0(SB), Y5, Y7
-	VFMADD213PS k3c088908_avx2<>+0(SB), Y5, Y7
-	VFMADD213PS k3d2aa9c1_avx2<>+0(SB), Y5, Y7
-	VFMADD213PS k3e2aaaaa_avx2<>+0(SB), Y5, Y7
-	VFMADD213PS k3f000000_avx2<>+0(SB), Y5, Y7
+	VFMADD231PS kbf318000bf318000_avx2<>+0(SB), Y6, Y5
+	VFMADD231PS k395e8083395e8083_avx2<>+0(SB), Y6, Y5
+	VMOVUPS     k3950696739506967_avx2<>+0(SB), Y7
+	VFMADD213PS k3ab743ce3ab743ce_avx2<>+0(SB), Y5, Y7
+	VFMADD213PS k3c0889083c088908_avx2<>+0(SB), Y5, Y7
+	VFMADD213PS k3d2aa9c13d2aa9c1_avx2<>+0(SB), Y5, Y7
+	VFMADD213PS k3e2aaaaa3e2aaaaa_avx2<>+0(SB), Y5, Y7
+	VFMADD213PS k3f0000003f000000_avx2<>+0(SB), Y5, Y7
 	VMULPS      Y5, Y5, Y8
 	VFMADD213PS Y5, Y8, Y7
-	VADDPS      k3f800000_avx2<>+0(SB), Y7, Y7
+	VADDPS      k3f8000003f800000_avx2<>+0(SB), Y7, Y7
 	VCVTPS2DQ   Y6, Y6
-	VPADDD      k0000007f_avx2<>+0(SB), Y6, Y6
+	VPADDD      k0000007f0000007f_avx2<>+0(SB), Y6, Y6
 	VPSLLD      $0x17, Y6, Y6
 	VMULPS      Y6, Y7, Y7
-	VCMPPS      $0x05, kc2aeac50_avx2<>+0(SB), Y4, Y5
+	VCMPPS      $0x05, kc2aeac50c2aeac50_avx2<>+0(SB), Y4, Y5
 	VANDPS      Y5, Y7, Y7
-	VCMPPS      $0x0e, k42b0c0a5_avx2<>+0(SB), Y4, Y5
-	VBLENDVPS   Y5, k7f800000_avx2<>+0(SB), Y7, Y7
+	VCMPPS      $0x0e, k42b0c0a542b0c0a5_avx2<>+0(SB), Y4, Y5
+	VBLENDVPS   Y5, k7f8000007f800000_avx2<>+0(SB), Y7, Y7
 	VMOVUPS     Y7, 32(AX)
 	VADDPS      Y7, Y1, Y1
 	ADDQ        $0x40, AX
@@ -1041,7 +897,7 @@ TEXT ·digestAVX2(SB), NOSPLIT, $0-32
 	MOVQ    x_len+16(FP), AX
 	MOVQ    x_base+8(FP), CX
 	MOVQ    acc+0(FP), DX
-	VMOVUPS k9e3779b1_avx2<>+0(SB), Y0
+	VMOVUPS k9e3779b19e3779b1_avx2<>+0(SB), Y0
 	VMOVUPS (DX), Y1
 	VMOVUPS 32(DX), Y2
 	VMOVUPS 64(DX), Y3
@@ -1110,23 +966,15 @@ done:
 	VZEROUPPER
 	RET
 
-DATA k9e3779b1_avx2<>+0(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+4(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+8(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+12(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+16(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+20(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+24(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+28(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+32(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+36(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+40(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+44(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+48(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+52(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+56(SB)/4, $0x9e3779b1
-DATA k9e3779b1_avx2<>+60(SB)/4, $0x9e3779b1
-GLOBL k9e3779b1_avx2<>(SB), RODATA|NOPTR, $64
+DATA k9e3779b19e3779b1_avx2<>+0(SB)/8, $0x9e3779b19e3779b1
+DATA k9e3779b19e3779b1_avx2<>+8(SB)/8, $0x9e3779b19e3779b1
+DATA k9e3779b19e3779b1_avx2<>+16(SB)/8, $0x9e3779b19e3779b1
+DATA k9e3779b19e3779b1_avx2<>+24(SB)/8, $0x9e3779b19e3779b1
+DATA k9e3779b19e3779b1_avx2<>+32(SB)/8, $0x9e3779b19e3779b1
+DATA k9e3779b19e3779b1_avx2<>+40(SB)/8, $0x9e3779b19e3779b1
+DATA k9e3779b19e3779b1_avx2<>+48(SB)/8, $0x9e3779b19e3779b1
+DATA k9e3779b19e3779b1_avx2<>+56(SB)/8, $0x9e3779b19e3779b1
+GLOBL k9e3779b19e3779b1_avx2<>(SB), RODATA|NOPTR, $64
 
 // func dropoutAVX2(dst []float32, x []float32, threshold uint32, scale float32, ctr *uint32, key *uint32)
 // Requires: AVX, AVX2
@@ -1191,16 +1039,16 @@ loop:
 	VPBROADCASTD 4(BX), Y1
 	VPBROADCASTD 8(BX), Y2
 	VPBROADCASTD 12(BX), Y3
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y4
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y0, Y4
 	VPSRLQ       $0x20, Y0, Y0
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y0, Y0
 	VMOVSHDUP    Y4, Y5
 	VPSLLQ       $0x20, Y0, Y6
 	VPBLENDD     $0xaa, Y6, Y4, Y6
 	VPBLENDD     $0xaa, Y0, Y5, Y5
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y2
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y2
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y2, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1211,16 +1059,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 4(SP), Y0
 	VPXOR        Y0, Y5, Y5
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y5, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y5, Y0
 	VPSRLQ       $0x20, Y5, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1231,16 +1079,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 12(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1251,16 +1099,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 20(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1271,16 +1119,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 28(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1291,16 +1139,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 36(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1311,16 +1159,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 44(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1331,16 +1179,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 52(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1351,16 +1199,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 60(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1371,16 +1219,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 68(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1425,16 +1273,16 @@ loop:
 	VPBROADCASTD 4(BX), Y1
 	VPBROADCASTD 8(BX), Y2
 	VPBROADCASTD 12(BX), Y3
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y4
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y0, Y4
 	VPSRLQ       $0x20, Y0, Y0
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y0, Y0
 	VMOVSHDUP    Y4, Y5
 	VPSLLQ       $0x20, Y0, Y6
 	VPBLENDD     $0xaa, Y6, Y4, Y6
 	VPBLENDD     $0xaa, Y0, Y5, Y5
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y2
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y2
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y2, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1445,16 +1293,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 4(SP), Y0
 	VPXOR        Y0, Y5, Y5
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y5, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y5, Y0
 	VPSRLQ       $0x20, Y5, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1465,16 +1313,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 12(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1485,16 +1333,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 20(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1505,16 +1353,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 28(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1525,16 +1373,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 36(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1545,16 +1393,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 44(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1565,16 +1413,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 52(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1585,16 +1433,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 60(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1605,16 +1453,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 68(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1681,41 +1529,25 @@ DATA count_avx2<>+56(SB)/4, $0x0000000e
 DATA count_avx2<>+60(SB)/4, $0x0000000f
 GLOBL count_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA kd2511f53_avx2<>+0(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+4(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+8(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+12(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+16(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+20(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+24(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+28(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+32(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+36(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+40(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+44(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+48(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+52(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+56(SB)/4, $0xd2511f53
-DATA kd2511f53_avx2<>+60(SB)/4, $0xd2511f53
-GLOBL kd2511f53_avx2<>(SB), RODATA|NOPTR, $64
+DATA kd2511f53d2511f53_avx2<>+0(SB)/8, $0xd2511f53d2511f53
+DATA kd2511f53d2511f53_avx2<>+8(SB)/8, $0xd2511f53d2511f53
+DATA kd2511f53d2511f53_avx2<>+16(SB)/8, $0xd2511f53d2511f53
+DATA kd2511f53d2511f53_avx2<>+24(SB)/8, $0xd2511f53d2511f53
+DATA kd2511f53d2511f53_avx2<>+32(SB)/8, $0xd2511f53d2511f53
+DATA kd2511f53d2511f53_avx2<>+40(SB)/8, $0xd2511f53d2511f53
+DATA kd2511f53d2511f53_avx2<>+48(SB)/8, $0xd2511f53d2511f53
+DATA kd2511f53d2511f53_avx2<>+56(SB)/8, $0xd2511f53d2511f53
+GLOBL kd2511f53d2511f53_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA kcd9e8d57_avx2<>+0(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+4(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+8(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+12(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+16(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+20(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+24(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+28(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+32(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+36(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+40(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+44(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+48(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+52(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+56(SB)/4, $0xcd9e8d57
-DATA kcd9e8d57_avx2<>+60(SB)/4, $0xcd9e8d57
-GLOBL kcd9e8d57_avx2<>(SB), RODATA|NOPTR, $64
+DATA kcd9e8d57cd9e8d57_avx2<>+0(SB)/8, $0xcd9e8d57cd9e8d57
+DATA kcd9e8d57cd9e8d57_avx2<>+8(SB)/8, $0xcd9e8d57cd9e8d57
+DATA kcd9e8d57cd9e8d57_avx2<>+16(SB)/8, $0xcd9e8d57cd9e8d57
+DATA kcd9e8d57cd9e8d57_avx2<>+24(SB)/8, $0xcd9e8d57cd9e8d57
+DATA kcd9e8d57cd9e8d57_avx2<>+32(SB)/8, $0xcd9e8d57cd9e8d57
+DATA kcd9e8d57cd9e8d57_avx2<>+40(SB)/8, $0xcd9e8d57cd9e8d57
+DATA kcd9e8d57cd9e8d57_avx2<>+48(SB)/8, $0xcd9e8d57cd9e8d57
+DATA kcd9e8d57cd9e8d57_avx2<>+56(SB)/8, $0xcd9e8d57cd9e8d57
+GLOBL kcd9e8d57cd9e8d57_avx2<>(SB), RODATA|NOPTR, $64
 
 // func normalsAVX2(dst []float32, scale float32, ctr *uint32, key *uint32)
 // Requires: AVX, AVX2
@@ -1780,16 +1612,16 @@ loop:
 	VPBROADCASTD 4(DX), Y1
 	VPBROADCASTD 8(DX), Y2
 	VPBROADCASTD 12(DX), Y3
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y4
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y0, Y4
 	VPSRLQ       $0x20, Y0, Y0
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y0, Y0
 	VMOVSHDUP    Y4, Y5
 	VPSLLQ       $0x20, Y0, Y6
 	VPBLENDD     $0xaa, Y6, Y4, Y6
 	VPBLENDD     $0xaa, Y0, Y5, Y5
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y2
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y2
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y2, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1800,16 +1632,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 4(SP), Y0
 	VPXOR        Y0, Y5, Y5
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y5, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y5, Y0
 	VPSRLQ       $0x20, Y5, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1820,16 +1652,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 12(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1840,16 +1672,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 20(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1860,16 +1692,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 28(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1880,16 +1712,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 36(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1900,16 +1732,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 44(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1920,16 +1752,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 52(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1940,16 +1772,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 60(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -1960,16 +1792,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 68(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -1980,246 +1812,246 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 76(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y0
+	VMOVUPD      k3ff0000000000000_avx2<>+0(SB), Y0
 	VPMOVZXDQ    X4, Y1
 	VPSRLQ       $0x0b, Y1, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ca0000000000000_avx2<>+0(SB), Y1, Y1
 	VPMOVZXDQ    X5, Y6
-	VPOR         q4330000000000000_avx2<>+0(SB), Y6, Y6
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
-	VMULPD       q3df0000000000000_avx2<>+0(SB), Y6, Y6
+	VPOR         k4330000000000000_avx2<>+0(SB), Y6, Y6
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y6, Y6
+	VMULPD       k3df0000000000000_avx2<>+0(SB), Y6, Y6
 	VADDPD       Y1, Y6, Y1
 	VSUBPD       Y1, Y0, Y0
 	VPSRLQ       $0x34, Y0, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q43300000000003fe_avx2<>+0(SB), Y1, Y1
-	VPAND        q000fffffffffffff_avx2<>+0(SB), Y0, Y0
-	VPOR         q3fe0000000000000_avx2<>+0(SB), Y0, Y0
-	VCMPPD       $0x01, q3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y6
-	VANDPD       q3ff0000000000000_avx2<>+0(SB), Y6, Y7
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k43300000000003fe_avx2<>+0(SB), Y1, Y1
+	VPAND        k000fffffffffffff_avx2<>+0(SB), Y0, Y0
+	VPOR         k3fe0000000000000_avx2<>+0(SB), Y0, Y0
+	VCMPPD       $0x01, k3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y6
+	VANDPD       k3ff0000000000000_avx2<>+0(SB), Y6, Y7
 	VSUBPD       Y7, Y1, Y1
 	VANDPD       Y0, Y6, Y6
 	VADDPD       Y6, Y0, Y0
-	VADDPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y6
-	VSUBPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y0
+	VADDPD       k3ff0000000000000_avx2<>+0(SB), Y0, Y6
+	VSUBPD       k3ff0000000000000_avx2<>+0(SB), Y0, Y0
 	VDIVPD       Y6, Y0, Y0
 	VMULPD       Y0, Y0, Y6
-	VMOVUPD      q3fa8618618618618_avx2<>+0(SB), Y7
+	VMOVUPD      k3fa8618618618618_avx2<>+0(SB), Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3faaf286bca1af28_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3faaf286bca1af28_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fae1e1e1e1e1e1e_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fae1e1e1e1e1e1e_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fb1111111111111_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fb1111111111111_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fb3b13b13b13b14_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fb3b13b13b13b14_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fb745d1745d1746_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fb745d1745d1746_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fbc71c71c71c71c_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fbc71c71c71c71c_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fc2492492492492_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fc2492492492492_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fc999999999999a_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fc999999999999a_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fd5555555555555_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fd5555555555555_avx2<>+0(SB), Y7, Y7
 	VADDPD       Y0, Y0, Y0
 	VMULPD       Y7, Y6, Y6
 	VMULPD       Y6, Y0, Y6
-	VMULPD       q3e1f473de6af278f_avx2<>+0(SB), Y1, Y7
+	VMULPD       k3e1f473de6af278f_avx2<>+0(SB), Y1, Y7
 	VADDPD       Y7, Y6, Y6
-	VMULPD       q3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
 	VADDPD       Y6, Y0, Y0
 	VADDPD       Y0, Y1, Y0
-	VMULPD       qc000000000000000_avx2<>+0(SB), Y0, Y0
+	VMULPD       kc000000000000000_avx2<>+0(SB), Y0, Y0
 	VSQRTPD      Y0, Y0
 	VPMOVZXDQ    X2, Y1
 	VPSRLQ       $0x0b, Y1, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ca0000000000000_avx2<>+0(SB), Y1, Y1
 	VPMOVZXDQ    X3, Y6
-	VPOR         q4330000000000000_avx2<>+0(SB), Y6, Y6
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
-	VMULPD       q3df0000000000000_avx2<>+0(SB), Y6, Y6
+	VPOR         k4330000000000000_avx2<>+0(SB), Y6, Y6
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y6, Y6
+	VMULPD       k3df0000000000000_avx2<>+0(SB), Y6, Y6
 	VADDPD       Y1, Y6, Y1
-	VMULPD       q4010000000000000_avx2<>+0(SB), Y1, Y1
-	VADDPD       q3fe0000000000000_avx2<>+0(SB), Y1, Y6
+	VMULPD       k4010000000000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       k3fe0000000000000_avx2<>+0(SB), Y1, Y6
 	VROUNDPD     $0x09, Y6, Y6
 	VSUBPD       Y6, Y1, Y1
-	VMULPD       q3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
 	VMULPD       Y1, Y1, Y7
-	VADDPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VADDPD       k4330000000000000_avx2<>+0(SB), Y6, Y6
 	VPSLLQ       $0x3f, Y6, Y8
-	VMOVUPD      qbca6827863b97d97_avx2<>+0(SB), Y9
-	VBLENDVPD    Y8, q0000000000000000_avx2<>+0(SB), Y9, Y9
-	VMOVUPD      q3d2ae7f3e733b81f_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, q3ce952c77030ad4a_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      kbca6827863b97d97_avx2<>+0(SB), Y9
+	VBLENDVPD    Y8, k0000000000000000_avx2<>+0(SB), Y9, Y9
+	VMOVUPD      k3d2ae7f3e733b81f_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, k3ce952c77030ad4a_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      qbda93974a8c07c9d_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, qbd6ae7f3e733b81f_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      kbda93974a8c07c9d_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, kbd6ae7f3e733b81f_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      q3e21eed8eff8d898_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, q3de6124613a86d09_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      k3e21eed8eff8d898_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, k3de6124613a86d09_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      qbe927e4fb7789f5c_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, qbe5ae64567f544e4_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      kbe927e4fb7789f5c_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, kbe5ae64567f544e4_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      q3efa01a01a01a01a_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, q3ec71de3a556c734_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      k3efa01a01a01a01a_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, k3ec71de3a556c734_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      qbf56c16c16c16c17_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, qbf2a01a01a01a01a_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      kbf56c16c16c16c17_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, kbf2a01a01a01a01a_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      q3fa5555555555555_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, q3f81111111111111_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      k3fa5555555555555_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, k3f81111111111111_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      qbfe0000000000000_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, qbfc5555555555555_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      kbfe0000000000000_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, kbfc5555555555555_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y10
+	VMOVUPD      k3ff0000000000000_avx2<>+0(SB), Y10
 	VBLENDVPD    Y8, Y1, Y10, Y10
 	VMULPD       Y9, Y7, Y1
 	VMULPD       Y1, Y10, Y1
 	VADDPD       Y1, Y10, Y1
-	VPADDQ       q0000000000000001_avx2<>+0(SB), Y6, Y6
+	VPADDQ       k0000000000000001_avx2<>+0(SB), Y6, Y6
 	VPSLLQ       $0x3e, Y6, Y6
-	VPAND        q8000000000000000_avx2<>+0(SB), Y6, Y6
+	VPAND        k8000000000000000_avx2<>+0(SB), Y6, Y6
 	VPXOR        Y6, Y1, Y1
 	VMULPD       Y1, Y0, Y0
 	VBROADCASTSD 80(SP), Y1
 	VMULPD       Y0, Y1, Y0
 	VCVTPD2PSY   Y0, X0
 	VMOVUPS      X0, (CX)
-	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y0
+	VMOVUPD      k3ff0000000000000_avx2<>+0(SB), Y0
 	VEXTRACTI128 $0x01, Y4, X1
 	VPMOVZXDQ    X1, Y1
 	VPSRLQ       $0x0b, Y1, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ca0000000000000_avx2<>+0(SB), Y1, Y1
 	VEXTRACTI128 $0x01, Y5, X4
 	VPMOVZXDQ    X4, Y4
-	VPOR         q4330000000000000_avx2<>+0(SB), Y4, Y4
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y4, Y4
-	VMULPD       q3df0000000000000_avx2<>+0(SB), Y4, Y4
+	VPOR         k4330000000000000_avx2<>+0(SB), Y4, Y4
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y4, Y4
+	VMULPD       k3df0000000000000_avx2<>+0(SB), Y4, Y4
 	VADDPD       Y1, Y4, Y1
 	VSUBPD       Y1, Y0, Y0
 	VPSRLQ       $0x34, Y0, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q43300000000003fe_avx2<>+0(SB), Y1, Y1
-	VPAND        q000fffffffffffff_avx2<>+0(SB), Y0, Y0
-	VPOR         q3fe0000000000000_avx2<>+0(SB), Y0, Y0
-	VCMPPD       $0x01, q3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y4
-	VANDPD       q3ff0000000000000_avx2<>+0(SB), Y4, Y5
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k43300000000003fe_avx2<>+0(SB), Y1, Y1
+	VPAND        k000fffffffffffff_avx2<>+0(SB), Y0, Y0
+	VPOR         k3fe0000000000000_avx2<>+0(SB), Y0, Y0
+	VCMPPD       $0x01, k3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y4
+	VANDPD       k3ff0000000000000_avx2<>+0(SB), Y4, Y5
 	VSUBPD       Y5, Y1, Y1
 	VANDPD       Y0, Y4, Y4
 	VADDPD       Y4, Y0, Y0
-	VADDPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y4
-	VSUBPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y0
+	VADDPD       k3ff0000000000000_avx2<>+0(SB), Y0, Y4
+	VSUBPD       k3ff0000000000000_avx2<>+0(SB), Y0, Y0
 	VDIVPD       Y4, Y0, Y0
 	VMULPD       Y0, Y0, Y4
-	VMOVUPD      q3fa8618618618618_avx2<>+0(SB), Y5
+	VMOVUPD      k3fa8618618618618_avx2<>+0(SB), Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3faaf286bca1af28_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3faaf286bca1af28_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fae1e1e1e1e1e1e_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fae1e1e1e1e1e1e_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fb1111111111111_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fb1111111111111_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fb3b13b13b13b14_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fb3b13b13b13b14_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fb745d1745d1746_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fb745d1745d1746_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fbc71c71c71c71c_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fbc71c71c71c71c_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fc2492492492492_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fc2492492492492_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fc999999999999a_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fc999999999999a_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fd5555555555555_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fd5555555555555_avx2<>+0(SB), Y5, Y5
 	VADDPD       Y0, Y0, Y0
 	VMULPD       Y5, Y4, Y4
 	VMULPD       Y4, Y0, Y4
-	VMULPD       q3e1f473de6af278f_avx2<>+0(SB), Y1, Y5
+	VMULPD       k3e1f473de6af278f_avx2<>+0(SB), Y1, Y5
 	VADDPD       Y5, Y4, Y4
-	VMULPD       q3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y0, Y1, Y0
-	VMULPD       qc000000000000000_avx2<>+0(SB), Y0, Y0
+	VMULPD       kc000000000000000_avx2<>+0(SB), Y0, Y0
 	VSQRTPD      Y0, Y0
 	VEXTRACTI128 $0x01, Y2, X1
 	VPMOVZXDQ    X1, Y1
 	VPSRLQ       $0x0b, Y1, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ca0000000000000_avx2<>+0(SB), Y1, Y1
 	VEXTRACTI128 $0x01, Y3, X2
 	VPMOVZXDQ    X2, Y2
-	VPOR         q4330000000000000_avx2<>+0(SB), Y2, Y2
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y2, Y2
-	VMULPD       q3df0000000000000_avx2<>+0(SB), Y2, Y2
+	VPOR         k4330000000000000_avx2<>+0(SB), Y2, Y2
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y2, Y2
+	VMULPD       k3df0000000000000_avx2<>+0(SB), Y2, Y2
 	VADDPD       Y1, Y2, Y1
-	VMULPD       q4010000000000000_avx2<>+0(SB), Y1, Y1
-	VADDPD       q3fe0000000000000_avx2<>+0(SB), Y1, Y2
+	VMULPD       k4010000000000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       k3fe0000000000000_avx2<>+0(SB), Y1, Y2
 	VROUNDPD     $0x09, Y2, Y2
 	VSUBPD       Y2, Y1, Y1
-	VMULPD       q3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
 	VMULPD       Y1, Y1, Y3
-	VADDPD       q4330000000000000_avx2<>+0(SB), Y2, Y2
+	VADDPD       k4330000000000000_avx2<>+0(SB), Y2, Y2
 	VPSLLQ       $0x3f, Y2, Y4
-	VMOVUPD      qbca6827863b97d97_avx2<>+0(SB), Y5
-	VBLENDVPD    Y4, q0000000000000000_avx2<>+0(SB), Y5, Y5
-	VMOVUPD      q3d2ae7f3e733b81f_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, q3ce952c77030ad4a_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      kbca6827863b97d97_avx2<>+0(SB), Y5
+	VBLENDVPD    Y4, k0000000000000000_avx2<>+0(SB), Y5, Y5
+	VMOVUPD      k3d2ae7f3e733b81f_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, k3ce952c77030ad4a_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      qbda93974a8c07c9d_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, qbd6ae7f3e733b81f_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      kbda93974a8c07c9d_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, kbd6ae7f3e733b81f_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      q3e21eed8eff8d898_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, q3de6124613a86d09_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      k3e21eed8eff8d898_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, k3de6124613a86d09_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      qbe927e4fb7789f5c_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, qbe5ae64567f544e4_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      kbe927e4fb7789f5c_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, kbe5ae64567f544e4_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      q3efa01a01a01a01a_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, q3ec71de3a556c734_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      k3efa01a01a01a01a_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, k3ec71de3a556c734_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      qbf56c16c16c16c17_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, qbf2a01a01a01a01a_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      kbf56c16c16c16c17_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, kbf2a01a01a01a01a_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      q3fa5555555555555_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, q3f81111111111111_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      k3fa5555555555555_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, k3f81111111111111_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      qbfe0000000000000_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, qbfc5555555555555_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      kbfe0000000000000_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, kbfc5555555555555_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y6
+	VMOVUPD      k3ff0000000000000_avx2<>+0(SB), Y6
 	VBLENDVPD    Y4, Y1, Y6, Y6
 	VMULPD       Y5, Y3, Y1
 	VMULPD       Y1, Y6, Y1
 	VADDPD       Y1, Y6, Y1
-	VPADDQ       q0000000000000001_avx2<>+0(SB), Y2, Y2
+	VPADDQ       k0000000000000001_avx2<>+0(SB), Y2, Y2
 	VPSLLQ       $0x3e, Y2, Y2
-	VPAND        q8000000000000000_avx2<>+0(SB), Y2, Y2
+	VPAND        k8000000000000000_avx2<>+0(SB), Y2, Y2
 	VPXOR        Y2, Y1, Y1
 	VMULPD       Y1, Y0, Y0
 	VBROADCASTSD 80(SP), Y1
@@ -2232,16 +2064,16 @@ loop:
 	VPBROADCASTD 4(DX), Y1
 	VPBROADCASTD 8(DX), Y2
 	VPBROADCASTD 12(DX), Y3
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y4
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y0, Y4
 	VPSRLQ       $0x20, Y0, Y0
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y0, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y0, Y0
 	VMOVSHDUP    Y4, Y5
 	VPSLLQ       $0x20, Y0, Y6
 	VPBLENDD     $0xaa, Y6, Y4, Y6
 	VPBLENDD     $0xaa, Y0, Y5, Y5
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y2
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y2
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y2, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -2252,16 +2084,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 4(SP), Y0
 	VPXOR        Y0, Y5, Y5
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y5, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y5, Y0
 	VPSRLQ       $0x20, Y5, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -2272,16 +2104,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 12(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -2292,16 +2124,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 20(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -2312,16 +2144,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 28(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -2332,16 +2164,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 36(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -2352,16 +2184,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 44(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -2372,16 +2204,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 52(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -2392,16 +2224,16 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 60(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y6
 	VPBLENDD     $0xaa, Y6, Y0, Y6
 	VPBLENDD     $0xaa, Y1, Y4, Y4
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y7
 	VPBLENDD     $0xaa, Y7, Y0, Y7
@@ -2412,16 +2244,16 @@ loop:
 	VPXOR        Y0, Y2, Y2
 	VPBROADCASTD 68(SP), Y0
 	VPXOR        Y0, Y4, Y4
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y2, Y0
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y2, Y0
 	VPSRLQ       $0x20, Y2, Y1
-	VPMULUDQ     kd2511f53_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kd2511f53d2511f53_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y2
 	VPSLLQ       $0x20, Y1, Y3
 	VPBLENDD     $0xaa, Y3, Y0, Y3
 	VPBLENDD     $0xaa, Y1, Y2, Y2
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y4, Y0
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y4, Y0
 	VPSRLQ       $0x20, Y4, Y1
-	VPMULUDQ     kcd9e8d57_avx2<>+0(SB), Y1, Y1
+	VPMULUDQ     kcd9e8d57cd9e8d57_avx2<>+0(SB), Y1, Y1
 	VMOVSHDUP    Y0, Y4
 	VPSLLQ       $0x20, Y1, Y5
 	VPBLENDD     $0xaa, Y5, Y0, Y5
@@ -2432,246 +2264,246 @@ loop:
 	VPXOR        Y0, Y4, Y4
 	VPBROADCASTD 76(SP), Y0
 	VPXOR        Y0, Y2, Y2
-	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y0
+	VMOVUPD      k3ff0000000000000_avx2<>+0(SB), Y0
 	VPMOVZXDQ    X4, Y1
 	VPSRLQ       $0x0b, Y1, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ca0000000000000_avx2<>+0(SB), Y1, Y1
 	VPMOVZXDQ    X5, Y6
-	VPOR         q4330000000000000_avx2<>+0(SB), Y6, Y6
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
-	VMULPD       q3df0000000000000_avx2<>+0(SB), Y6, Y6
+	VPOR         k4330000000000000_avx2<>+0(SB), Y6, Y6
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y6, Y6
+	VMULPD       k3df0000000000000_avx2<>+0(SB), Y6, Y6
 	VADDPD       Y1, Y6, Y1
 	VSUBPD       Y1, Y0, Y0
 	VPSRLQ       $0x34, Y0, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q43300000000003fe_avx2<>+0(SB), Y1, Y1
-	VPAND        q000fffffffffffff_avx2<>+0(SB), Y0, Y0
-	VPOR         q3fe0000000000000_avx2<>+0(SB), Y0, Y0
-	VCMPPD       $0x01, q3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y6
-	VANDPD       q3ff0000000000000_avx2<>+0(SB), Y6, Y7
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k43300000000003fe_avx2<>+0(SB), Y1, Y1
+	VPAND        k000fffffffffffff_avx2<>+0(SB), Y0, Y0
+	VPOR         k3fe0000000000000_avx2<>+0(SB), Y0, Y0
+	VCMPPD       $0x01, k3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y6
+	VANDPD       k3ff0000000000000_avx2<>+0(SB), Y6, Y7
 	VSUBPD       Y7, Y1, Y1
 	VANDPD       Y0, Y6, Y6
 	VADDPD       Y6, Y0, Y0
-	VADDPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y6
-	VSUBPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y0
+	VADDPD       k3ff0000000000000_avx2<>+0(SB), Y0, Y6
+	VSUBPD       k3ff0000000000000_avx2<>+0(SB), Y0, Y0
 	VDIVPD       Y6, Y0, Y0
 	VMULPD       Y0, Y0, Y6
-	VMOVUPD      q3fa8618618618618_avx2<>+0(SB), Y7
+	VMOVUPD      k3fa8618618618618_avx2<>+0(SB), Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3faaf286bca1af28_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3faaf286bca1af28_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fae1e1e1e1e1e1e_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fae1e1e1e1e1e1e_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fb1111111111111_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fb1111111111111_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fb3b13b13b13b14_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fb3b13b13b13b14_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fb745d1745d1746_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fb745d1745d1746_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fbc71c71c71c71c_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fbc71c71c71c71c_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fc2492492492492_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fc2492492492492_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fc999999999999a_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fc999999999999a_avx2<>+0(SB), Y7, Y7
 	VMULPD       Y6, Y7, Y7
-	VADDPD       q3fd5555555555555_avx2<>+0(SB), Y7, Y7
+	VADDPD       k3fd5555555555555_avx2<>+0(SB), Y7, Y7
 	VADDPD       Y0, Y0, Y0
 	VMULPD       Y7, Y6, Y6
 	VMULPD       Y6, Y0, Y6
-	VMULPD       q3e1f473de6af278f_avx2<>+0(SB), Y1, Y7
+	VMULPD       k3e1f473de6af278f_avx2<>+0(SB), Y1, Y7
 	VADDPD       Y7, Y6, Y6
-	VMULPD       q3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
 	VADDPD       Y6, Y0, Y0
 	VADDPD       Y0, Y1, Y0
-	VMULPD       qc000000000000000_avx2<>+0(SB), Y0, Y0
+	VMULPD       kc000000000000000_avx2<>+0(SB), Y0, Y0
 	VSQRTPD      Y0, Y0
 	VPMOVZXDQ    X2, Y1
 	VPSRLQ       $0x0b, Y1, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ca0000000000000_avx2<>+0(SB), Y1, Y1
 	VPMOVZXDQ    X3, Y6
-	VPOR         q4330000000000000_avx2<>+0(SB), Y6, Y6
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
-	VMULPD       q3df0000000000000_avx2<>+0(SB), Y6, Y6
+	VPOR         k4330000000000000_avx2<>+0(SB), Y6, Y6
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y6, Y6
+	VMULPD       k3df0000000000000_avx2<>+0(SB), Y6, Y6
 	VADDPD       Y1, Y6, Y1
-	VMULPD       q4010000000000000_avx2<>+0(SB), Y1, Y1
-	VADDPD       q3fe0000000000000_avx2<>+0(SB), Y1, Y6
+	VMULPD       k4010000000000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       k3fe0000000000000_avx2<>+0(SB), Y1, Y6
 	VROUNDPD     $0x09, Y6, Y6
 	VSUBPD       Y6, Y1, Y1
-	VMULPD       q3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
 	VMULPD       Y1, Y1, Y7
-	VADDPD       q4330000000000000_avx2<>+0(SB), Y6, Y6
+	VADDPD       k4330000000000000_avx2<>+0(SB), Y6, Y6
 	VPSLLQ       $0x3f, Y6, Y8
-	VMOVUPD      qbca6827863b97d97_avx2<>+0(SB), Y9
-	VBLENDVPD    Y8, q0000000000000000_avx2<>+0(SB), Y9, Y9
-	VMOVUPD      q3d2ae7f3e733b81f_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, q3ce952c77030ad4a_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      kbca6827863b97d97_avx2<>+0(SB), Y9
+	VBLENDVPD    Y8, k0000000000000000_avx2<>+0(SB), Y9, Y9
+	VMOVUPD      k3d2ae7f3e733b81f_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, k3ce952c77030ad4a_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      qbda93974a8c07c9d_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, qbd6ae7f3e733b81f_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      kbda93974a8c07c9d_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, kbd6ae7f3e733b81f_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      q3e21eed8eff8d898_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, q3de6124613a86d09_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      k3e21eed8eff8d898_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, k3de6124613a86d09_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      qbe927e4fb7789f5c_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, qbe5ae64567f544e4_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      kbe927e4fb7789f5c_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, kbe5ae64567f544e4_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      q3efa01a01a01a01a_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, q3ec71de3a556c734_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      k3efa01a01a01a01a_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, k3ec71de3a556c734_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      qbf56c16c16c16c17_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, qbf2a01a01a01a01a_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      kbf56c16c16c16c17_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, kbf2a01a01a01a01a_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      q3fa5555555555555_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, q3f81111111111111_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      k3fa5555555555555_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, k3f81111111111111_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      qbfe0000000000000_avx2<>+0(SB), Y10
-	VBLENDVPD    Y8, qbfc5555555555555_avx2<>+0(SB), Y10, Y10
+	VMOVUPD      kbfe0000000000000_avx2<>+0(SB), Y10
+	VBLENDVPD    Y8, kbfc5555555555555_avx2<>+0(SB), Y10, Y10
 	VMULPD       Y7, Y9, Y9
 	VADDPD       Y10, Y9, Y9
-	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y10
+	VMOVUPD      k3ff0000000000000_avx2<>+0(SB), Y10
 	VBLENDVPD    Y8, Y1, Y10, Y10
 	VMULPD       Y9, Y7, Y1
 	VMULPD       Y1, Y10, Y1
 	VADDPD       Y1, Y10, Y1
-	VPADDQ       q0000000000000001_avx2<>+0(SB), Y6, Y6
+	VPADDQ       k0000000000000001_avx2<>+0(SB), Y6, Y6
 	VPSLLQ       $0x3e, Y6, Y6
-	VPAND        q8000000000000000_avx2<>+0(SB), Y6, Y6
+	VPAND        k8000000000000000_avx2<>+0(SB), Y6, Y6
 	VPXOR        Y6, Y1, Y1
 	VMULPD       Y1, Y0, Y0
 	VBROADCASTSD 80(SP), Y1
 	VMULPD       Y0, Y1, Y0
 	VCVTPD2PSY   Y0, X0
 	VMOVUPS      X0, 32(CX)
-	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y0
+	VMOVUPD      k3ff0000000000000_avx2<>+0(SB), Y0
 	VEXTRACTI128 $0x01, Y4, X1
 	VPMOVZXDQ    X1, Y1
 	VPSRLQ       $0x0b, Y1, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ca0000000000000_avx2<>+0(SB), Y1, Y1
 	VEXTRACTI128 $0x01, Y5, X4
 	VPMOVZXDQ    X4, Y4
-	VPOR         q4330000000000000_avx2<>+0(SB), Y4, Y4
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y4, Y4
-	VMULPD       q3df0000000000000_avx2<>+0(SB), Y4, Y4
+	VPOR         k4330000000000000_avx2<>+0(SB), Y4, Y4
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y4, Y4
+	VMULPD       k3df0000000000000_avx2<>+0(SB), Y4, Y4
 	VADDPD       Y1, Y4, Y1
 	VSUBPD       Y1, Y0, Y0
 	VPSRLQ       $0x34, Y0, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q43300000000003fe_avx2<>+0(SB), Y1, Y1
-	VPAND        q000fffffffffffff_avx2<>+0(SB), Y0, Y0
-	VPOR         q3fe0000000000000_avx2<>+0(SB), Y0, Y0
-	VCMPPD       $0x01, q3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y4
-	VANDPD       q3ff0000000000000_avx2<>+0(SB), Y4, Y5
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k43300000000003fe_avx2<>+0(SB), Y1, Y1
+	VPAND        k000fffffffffffff_avx2<>+0(SB), Y0, Y0
+	VPOR         k3fe0000000000000_avx2<>+0(SB), Y0, Y0
+	VCMPPD       $0x01, k3fe6a09e667f3bcd_avx2<>+0(SB), Y0, Y4
+	VANDPD       k3ff0000000000000_avx2<>+0(SB), Y4, Y5
 	VSUBPD       Y5, Y1, Y1
 	VANDPD       Y0, Y4, Y4
 	VADDPD       Y4, Y0, Y0
-	VADDPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y4
-	VSUBPD       q3ff0000000000000_avx2<>+0(SB), Y0, Y0
+	VADDPD       k3ff0000000000000_avx2<>+0(SB), Y0, Y4
+	VSUBPD       k3ff0000000000000_avx2<>+0(SB), Y0, Y0
 	VDIVPD       Y4, Y0, Y0
 	VMULPD       Y0, Y0, Y4
-	VMOVUPD      q3fa8618618618618_avx2<>+0(SB), Y5
+	VMOVUPD      k3fa8618618618618_avx2<>+0(SB), Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3faaf286bca1af28_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3faaf286bca1af28_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fae1e1e1e1e1e1e_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fae1e1e1e1e1e1e_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fb1111111111111_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fb1111111111111_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fb3b13b13b13b14_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fb3b13b13b13b14_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fb745d1745d1746_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fb745d1745d1746_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fbc71c71c71c71c_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fbc71c71c71c71c_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fc2492492492492_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fc2492492492492_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fc999999999999a_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fc999999999999a_avx2<>+0(SB), Y5, Y5
 	VMULPD       Y4, Y5, Y5
-	VADDPD       q3fd5555555555555_avx2<>+0(SB), Y5, Y5
+	VADDPD       k3fd5555555555555_avx2<>+0(SB), Y5, Y5
 	VADDPD       Y0, Y0, Y0
 	VMULPD       Y5, Y4, Y4
 	VMULPD       Y4, Y0, Y4
-	VMULPD       q3e1f473de6af278f_avx2<>+0(SB), Y1, Y5
+	VMULPD       k3e1f473de6af278f_avx2<>+0(SB), Y1, Y5
 	VADDPD       Y5, Y4, Y4
-	VMULPD       q3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3fe62e42fe000000_avx2<>+0(SB), Y1, Y1
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y0, Y1, Y0
-	VMULPD       qc000000000000000_avx2<>+0(SB), Y0, Y0
+	VMULPD       kc000000000000000_avx2<>+0(SB), Y0, Y0
 	VSQRTPD      Y0, Y0
 	VEXTRACTI128 $0x01, Y2, X1
 	VPMOVZXDQ    X1, Y1
 	VPSRLQ       $0x0b, Y1, Y1
-	VPOR         q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y1, Y1
-	VMULPD       q3ca0000000000000_avx2<>+0(SB), Y1, Y1
+	VPOR         k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ca0000000000000_avx2<>+0(SB), Y1, Y1
 	VEXTRACTI128 $0x01, Y3, X2
 	VPMOVZXDQ    X2, Y2
-	VPOR         q4330000000000000_avx2<>+0(SB), Y2, Y2
-	VSUBPD       q4330000000000000_avx2<>+0(SB), Y2, Y2
-	VMULPD       q3df0000000000000_avx2<>+0(SB), Y2, Y2
+	VPOR         k4330000000000000_avx2<>+0(SB), Y2, Y2
+	VSUBPD       k4330000000000000_avx2<>+0(SB), Y2, Y2
+	VMULPD       k3df0000000000000_avx2<>+0(SB), Y2, Y2
 	VADDPD       Y1, Y2, Y1
-	VMULPD       q4010000000000000_avx2<>+0(SB), Y1, Y1
-	VADDPD       q3fe0000000000000_avx2<>+0(SB), Y1, Y2
+	VMULPD       k4010000000000000_avx2<>+0(SB), Y1, Y1
+	VADDPD       k3fe0000000000000_avx2<>+0(SB), Y1, Y2
 	VROUNDPD     $0x09, Y2, Y2
 	VSUBPD       Y2, Y1, Y1
-	VMULPD       q3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
+	VMULPD       k3ff921fb54442d18_avx2<>+0(SB), Y1, Y1
 	VMULPD       Y1, Y1, Y3
-	VADDPD       q4330000000000000_avx2<>+0(SB), Y2, Y2
+	VADDPD       k4330000000000000_avx2<>+0(SB), Y2, Y2
 	VPSLLQ       $0x3f, Y2, Y4
-	VMOVUPD      qbca6827863b97d97_avx2<>+0(SB), Y5
-	VBLENDVPD    Y4, q0000000000000000_avx2<>+0(SB), Y5, Y5
-	VMOVUPD      q3d2ae7f3e733b81f_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, q3ce952c77030ad4a_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      kbca6827863b97d97_avx2<>+0(SB), Y5
+	VBLENDVPD    Y4, k0000000000000000_avx2<>+0(SB), Y5, Y5
+	VMOVUPD      k3d2ae7f3e733b81f_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, k3ce952c77030ad4a_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      qbda93974a8c07c9d_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, qbd6ae7f3e733b81f_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      kbda93974a8c07c9d_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, kbd6ae7f3e733b81f_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      q3e21eed8eff8d898_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, q3de6124613a86d09_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      k3e21eed8eff8d898_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, k3de6124613a86d09_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      qbe927e4fb7789f5c_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, qbe5ae64567f544e4_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      kbe927e4fb7789f5c_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, kbe5ae64567f544e4_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      q3efa01a01a01a01a_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, q3ec71de3a556c734_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      k3efa01a01a01a01a_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, k3ec71de3a556c734_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      qbf56c16c16c16c17_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, qbf2a01a01a01a01a_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      kbf56c16c16c16c17_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, kbf2a01a01a01a01a_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      q3fa5555555555555_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, q3f81111111111111_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      k3fa5555555555555_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, k3f81111111111111_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      qbfe0000000000000_avx2<>+0(SB), Y6
-	VBLENDVPD    Y4, qbfc5555555555555_avx2<>+0(SB), Y6, Y6
+	VMOVUPD      kbfe0000000000000_avx2<>+0(SB), Y6
+	VBLENDVPD    Y4, kbfc5555555555555_avx2<>+0(SB), Y6, Y6
 	VMULPD       Y3, Y5, Y5
 	VADDPD       Y6, Y5, Y5
-	VMOVUPD      q3ff0000000000000_avx2<>+0(SB), Y6
+	VMOVUPD      k3ff0000000000000_avx2<>+0(SB), Y6
 	VBLENDVPD    Y4, Y1, Y6, Y6
 	VMULPD       Y5, Y3, Y1
 	VMULPD       Y1, Y6, Y1
 	VADDPD       Y1, Y6, Y1
-	VPADDQ       q0000000000000001_avx2<>+0(SB), Y2, Y2
+	VPADDQ       k0000000000000001_avx2<>+0(SB), Y2, Y2
 	VPSLLQ       $0x3e, Y2, Y2
-	VPAND        q8000000000000000_avx2<>+0(SB), Y2, Y2
+	VPAND        k8000000000000000_avx2<>+0(SB), Y2, Y2
 	VPXOR        Y2, Y1, Y1
 	VMULPD       Y1, Y0, Y0
 	VBROADCASTSD 80(SP), Y1
@@ -2687,435 +2519,435 @@ done:
 	VZEROUPPER
 	RET
 
-DATA q3ff0000000000000_avx2<>+0(SB)/8, $0x3ff0000000000000
-DATA q3ff0000000000000_avx2<>+8(SB)/8, $0x3ff0000000000000
-DATA q3ff0000000000000_avx2<>+16(SB)/8, $0x3ff0000000000000
-DATA q3ff0000000000000_avx2<>+24(SB)/8, $0x3ff0000000000000
-DATA q3ff0000000000000_avx2<>+32(SB)/8, $0x3ff0000000000000
-DATA q3ff0000000000000_avx2<>+40(SB)/8, $0x3ff0000000000000
-DATA q3ff0000000000000_avx2<>+48(SB)/8, $0x3ff0000000000000
-DATA q3ff0000000000000_avx2<>+56(SB)/8, $0x3ff0000000000000
-GLOBL q3ff0000000000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3ff0000000000000_avx2<>+0(SB)/8, $0x3ff0000000000000
+DATA k3ff0000000000000_avx2<>+8(SB)/8, $0x3ff0000000000000
+DATA k3ff0000000000000_avx2<>+16(SB)/8, $0x3ff0000000000000
+DATA k3ff0000000000000_avx2<>+24(SB)/8, $0x3ff0000000000000
+DATA k3ff0000000000000_avx2<>+32(SB)/8, $0x3ff0000000000000
+DATA k3ff0000000000000_avx2<>+40(SB)/8, $0x3ff0000000000000
+DATA k3ff0000000000000_avx2<>+48(SB)/8, $0x3ff0000000000000
+DATA k3ff0000000000000_avx2<>+56(SB)/8, $0x3ff0000000000000
+GLOBL k3ff0000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q4330000000000000_avx2<>+0(SB)/8, $0x4330000000000000
-DATA q4330000000000000_avx2<>+8(SB)/8, $0x4330000000000000
-DATA q4330000000000000_avx2<>+16(SB)/8, $0x4330000000000000
-DATA q4330000000000000_avx2<>+24(SB)/8, $0x4330000000000000
-DATA q4330000000000000_avx2<>+32(SB)/8, $0x4330000000000000
-DATA q4330000000000000_avx2<>+40(SB)/8, $0x4330000000000000
-DATA q4330000000000000_avx2<>+48(SB)/8, $0x4330000000000000
-DATA q4330000000000000_avx2<>+56(SB)/8, $0x4330000000000000
-GLOBL q4330000000000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k4330000000000000_avx2<>+0(SB)/8, $0x4330000000000000
+DATA k4330000000000000_avx2<>+8(SB)/8, $0x4330000000000000
+DATA k4330000000000000_avx2<>+16(SB)/8, $0x4330000000000000
+DATA k4330000000000000_avx2<>+24(SB)/8, $0x4330000000000000
+DATA k4330000000000000_avx2<>+32(SB)/8, $0x4330000000000000
+DATA k4330000000000000_avx2<>+40(SB)/8, $0x4330000000000000
+DATA k4330000000000000_avx2<>+48(SB)/8, $0x4330000000000000
+DATA k4330000000000000_avx2<>+56(SB)/8, $0x4330000000000000
+GLOBL k4330000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3ca0000000000000_avx2<>+0(SB)/8, $0x3ca0000000000000
-DATA q3ca0000000000000_avx2<>+8(SB)/8, $0x3ca0000000000000
-DATA q3ca0000000000000_avx2<>+16(SB)/8, $0x3ca0000000000000
-DATA q3ca0000000000000_avx2<>+24(SB)/8, $0x3ca0000000000000
-DATA q3ca0000000000000_avx2<>+32(SB)/8, $0x3ca0000000000000
-DATA q3ca0000000000000_avx2<>+40(SB)/8, $0x3ca0000000000000
-DATA q3ca0000000000000_avx2<>+48(SB)/8, $0x3ca0000000000000
-DATA q3ca0000000000000_avx2<>+56(SB)/8, $0x3ca0000000000000
-GLOBL q3ca0000000000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3ca0000000000000_avx2<>+0(SB)/8, $0x3ca0000000000000
+DATA k3ca0000000000000_avx2<>+8(SB)/8, $0x3ca0000000000000
+DATA k3ca0000000000000_avx2<>+16(SB)/8, $0x3ca0000000000000
+DATA k3ca0000000000000_avx2<>+24(SB)/8, $0x3ca0000000000000
+DATA k3ca0000000000000_avx2<>+32(SB)/8, $0x3ca0000000000000
+DATA k3ca0000000000000_avx2<>+40(SB)/8, $0x3ca0000000000000
+DATA k3ca0000000000000_avx2<>+48(SB)/8, $0x3ca0000000000000
+DATA k3ca0000000000000_avx2<>+56(SB)/8, $0x3ca0000000000000
+GLOBL k3ca0000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3df0000000000000_avx2<>+0(SB)/8, $0x3df0000000000000
-DATA q3df0000000000000_avx2<>+8(SB)/8, $0x3df0000000000000
-DATA q3df0000000000000_avx2<>+16(SB)/8, $0x3df0000000000000
-DATA q3df0000000000000_avx2<>+24(SB)/8, $0x3df0000000000000
-DATA q3df0000000000000_avx2<>+32(SB)/8, $0x3df0000000000000
-DATA q3df0000000000000_avx2<>+40(SB)/8, $0x3df0000000000000
-DATA q3df0000000000000_avx2<>+48(SB)/8, $0x3df0000000000000
-DATA q3df0000000000000_avx2<>+56(SB)/8, $0x3df0000000000000
-GLOBL q3df0000000000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3df0000000000000_avx2<>+0(SB)/8, $0x3df0000000000000
+DATA k3df0000000000000_avx2<>+8(SB)/8, $0x3df0000000000000
+DATA k3df0000000000000_avx2<>+16(SB)/8, $0x3df0000000000000
+DATA k3df0000000000000_avx2<>+24(SB)/8, $0x3df0000000000000
+DATA k3df0000000000000_avx2<>+32(SB)/8, $0x3df0000000000000
+DATA k3df0000000000000_avx2<>+40(SB)/8, $0x3df0000000000000
+DATA k3df0000000000000_avx2<>+48(SB)/8, $0x3df0000000000000
+DATA k3df0000000000000_avx2<>+56(SB)/8, $0x3df0000000000000
+GLOBL k3df0000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q43300000000003fe_avx2<>+0(SB)/8, $0x43300000000003fe
-DATA q43300000000003fe_avx2<>+8(SB)/8, $0x43300000000003fe
-DATA q43300000000003fe_avx2<>+16(SB)/8, $0x43300000000003fe
-DATA q43300000000003fe_avx2<>+24(SB)/8, $0x43300000000003fe
-DATA q43300000000003fe_avx2<>+32(SB)/8, $0x43300000000003fe
-DATA q43300000000003fe_avx2<>+40(SB)/8, $0x43300000000003fe
-DATA q43300000000003fe_avx2<>+48(SB)/8, $0x43300000000003fe
-DATA q43300000000003fe_avx2<>+56(SB)/8, $0x43300000000003fe
-GLOBL q43300000000003fe_avx2<>(SB), RODATA|NOPTR, $64
+DATA k43300000000003fe_avx2<>+0(SB)/8, $0x43300000000003fe
+DATA k43300000000003fe_avx2<>+8(SB)/8, $0x43300000000003fe
+DATA k43300000000003fe_avx2<>+16(SB)/8, $0x43300000000003fe
+DATA k43300000000003fe_avx2<>+24(SB)/8, $0x43300000000003fe
+DATA k43300000000003fe_avx2<>+32(SB)/8, $0x43300000000003fe
+DATA k43300000000003fe_avx2<>+40(SB)/8, $0x43300000000003fe
+DATA k43300000000003fe_avx2<>+48(SB)/8, $0x43300000000003fe
+DATA k43300000000003fe_avx2<>+56(SB)/8, $0x43300000000003fe
+GLOBL k43300000000003fe_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q000fffffffffffff_avx2<>+0(SB)/8, $0x000fffffffffffff
-DATA q000fffffffffffff_avx2<>+8(SB)/8, $0x000fffffffffffff
-DATA q000fffffffffffff_avx2<>+16(SB)/8, $0x000fffffffffffff
-DATA q000fffffffffffff_avx2<>+24(SB)/8, $0x000fffffffffffff
-DATA q000fffffffffffff_avx2<>+32(SB)/8, $0x000fffffffffffff
-DATA q000fffffffffffff_avx2<>+40(SB)/8, $0x000fffffffffffff
-DATA q000fffffffffffff_avx2<>+48(SB)/8, $0x000fffffffffffff
-DATA q000fffffffffffff_avx2<>+56(SB)/8, $0x000fffffffffffff
-GLOBL q000fffffffffffff_avx2<>(SB), RODATA|NOPTR, $64
+DATA k000fffffffffffff_avx2<>+0(SB)/8, $0x000fffffffffffff
+DATA k000fffffffffffff_avx2<>+8(SB)/8, $0x000fffffffffffff
+DATA k000fffffffffffff_avx2<>+16(SB)/8, $0x000fffffffffffff
+DATA k000fffffffffffff_avx2<>+24(SB)/8, $0x000fffffffffffff
+DATA k000fffffffffffff_avx2<>+32(SB)/8, $0x000fffffffffffff
+DATA k000fffffffffffff_avx2<>+40(SB)/8, $0x000fffffffffffff
+DATA k000fffffffffffff_avx2<>+48(SB)/8, $0x000fffffffffffff
+DATA k000fffffffffffff_avx2<>+56(SB)/8, $0x000fffffffffffff
+GLOBL k000fffffffffffff_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fe0000000000000_avx2<>+0(SB)/8, $0x3fe0000000000000
-DATA q3fe0000000000000_avx2<>+8(SB)/8, $0x3fe0000000000000
-DATA q3fe0000000000000_avx2<>+16(SB)/8, $0x3fe0000000000000
-DATA q3fe0000000000000_avx2<>+24(SB)/8, $0x3fe0000000000000
-DATA q3fe0000000000000_avx2<>+32(SB)/8, $0x3fe0000000000000
-DATA q3fe0000000000000_avx2<>+40(SB)/8, $0x3fe0000000000000
-DATA q3fe0000000000000_avx2<>+48(SB)/8, $0x3fe0000000000000
-DATA q3fe0000000000000_avx2<>+56(SB)/8, $0x3fe0000000000000
-GLOBL q3fe0000000000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fe0000000000000_avx2<>+0(SB)/8, $0x3fe0000000000000
+DATA k3fe0000000000000_avx2<>+8(SB)/8, $0x3fe0000000000000
+DATA k3fe0000000000000_avx2<>+16(SB)/8, $0x3fe0000000000000
+DATA k3fe0000000000000_avx2<>+24(SB)/8, $0x3fe0000000000000
+DATA k3fe0000000000000_avx2<>+32(SB)/8, $0x3fe0000000000000
+DATA k3fe0000000000000_avx2<>+40(SB)/8, $0x3fe0000000000000
+DATA k3fe0000000000000_avx2<>+48(SB)/8, $0x3fe0000000000000
+DATA k3fe0000000000000_avx2<>+56(SB)/8, $0x3fe0000000000000
+GLOBL k3fe0000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fe6a09e667f3bcd_avx2<>+0(SB)/8, $0x3fe6a09e667f3bcd
-DATA q3fe6a09e667f3bcd_avx2<>+8(SB)/8, $0x3fe6a09e667f3bcd
-DATA q3fe6a09e667f3bcd_avx2<>+16(SB)/8, $0x3fe6a09e667f3bcd
-DATA q3fe6a09e667f3bcd_avx2<>+24(SB)/8, $0x3fe6a09e667f3bcd
-DATA q3fe6a09e667f3bcd_avx2<>+32(SB)/8, $0x3fe6a09e667f3bcd
-DATA q3fe6a09e667f3bcd_avx2<>+40(SB)/8, $0x3fe6a09e667f3bcd
-DATA q3fe6a09e667f3bcd_avx2<>+48(SB)/8, $0x3fe6a09e667f3bcd
-DATA q3fe6a09e667f3bcd_avx2<>+56(SB)/8, $0x3fe6a09e667f3bcd
-GLOBL q3fe6a09e667f3bcd_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fe6a09e667f3bcd_avx2<>+0(SB)/8, $0x3fe6a09e667f3bcd
+DATA k3fe6a09e667f3bcd_avx2<>+8(SB)/8, $0x3fe6a09e667f3bcd
+DATA k3fe6a09e667f3bcd_avx2<>+16(SB)/8, $0x3fe6a09e667f3bcd
+DATA k3fe6a09e667f3bcd_avx2<>+24(SB)/8, $0x3fe6a09e667f3bcd
+DATA k3fe6a09e667f3bcd_avx2<>+32(SB)/8, $0x3fe6a09e667f3bcd
+DATA k3fe6a09e667f3bcd_avx2<>+40(SB)/8, $0x3fe6a09e667f3bcd
+DATA k3fe6a09e667f3bcd_avx2<>+48(SB)/8, $0x3fe6a09e667f3bcd
+DATA k3fe6a09e667f3bcd_avx2<>+56(SB)/8, $0x3fe6a09e667f3bcd
+GLOBL k3fe6a09e667f3bcd_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fa8618618618618_avx2<>+0(SB)/8, $0x3fa8618618618618
-DATA q3fa8618618618618_avx2<>+8(SB)/8, $0x3fa8618618618618
-DATA q3fa8618618618618_avx2<>+16(SB)/8, $0x3fa8618618618618
-DATA q3fa8618618618618_avx2<>+24(SB)/8, $0x3fa8618618618618
-DATA q3fa8618618618618_avx2<>+32(SB)/8, $0x3fa8618618618618
-DATA q3fa8618618618618_avx2<>+40(SB)/8, $0x3fa8618618618618
-DATA q3fa8618618618618_avx2<>+48(SB)/8, $0x3fa8618618618618
-DATA q3fa8618618618618_avx2<>+56(SB)/8, $0x3fa8618618618618
-GLOBL q3fa8618618618618_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fa8618618618618_avx2<>+0(SB)/8, $0x3fa8618618618618
+DATA k3fa8618618618618_avx2<>+8(SB)/8, $0x3fa8618618618618
+DATA k3fa8618618618618_avx2<>+16(SB)/8, $0x3fa8618618618618
+DATA k3fa8618618618618_avx2<>+24(SB)/8, $0x3fa8618618618618
+DATA k3fa8618618618618_avx2<>+32(SB)/8, $0x3fa8618618618618
+DATA k3fa8618618618618_avx2<>+40(SB)/8, $0x3fa8618618618618
+DATA k3fa8618618618618_avx2<>+48(SB)/8, $0x3fa8618618618618
+DATA k3fa8618618618618_avx2<>+56(SB)/8, $0x3fa8618618618618
+GLOBL k3fa8618618618618_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3faaf286bca1af28_avx2<>+0(SB)/8, $0x3faaf286bca1af28
-DATA q3faaf286bca1af28_avx2<>+8(SB)/8, $0x3faaf286bca1af28
-DATA q3faaf286bca1af28_avx2<>+16(SB)/8, $0x3faaf286bca1af28
-DATA q3faaf286bca1af28_avx2<>+24(SB)/8, $0x3faaf286bca1af28
-DATA q3faaf286bca1af28_avx2<>+32(SB)/8, $0x3faaf286bca1af28
-DATA q3faaf286bca1af28_avx2<>+40(SB)/8, $0x3faaf286bca1af28
-DATA q3faaf286bca1af28_avx2<>+48(SB)/8, $0x3faaf286bca1af28
-DATA q3faaf286bca1af28_avx2<>+56(SB)/8, $0x3faaf286bca1af28
-GLOBL q3faaf286bca1af28_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3faaf286bca1af28_avx2<>+0(SB)/8, $0x3faaf286bca1af28
+DATA k3faaf286bca1af28_avx2<>+8(SB)/8, $0x3faaf286bca1af28
+DATA k3faaf286bca1af28_avx2<>+16(SB)/8, $0x3faaf286bca1af28
+DATA k3faaf286bca1af28_avx2<>+24(SB)/8, $0x3faaf286bca1af28
+DATA k3faaf286bca1af28_avx2<>+32(SB)/8, $0x3faaf286bca1af28
+DATA k3faaf286bca1af28_avx2<>+40(SB)/8, $0x3faaf286bca1af28
+DATA k3faaf286bca1af28_avx2<>+48(SB)/8, $0x3faaf286bca1af28
+DATA k3faaf286bca1af28_avx2<>+56(SB)/8, $0x3faaf286bca1af28
+GLOBL k3faaf286bca1af28_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fae1e1e1e1e1e1e_avx2<>+0(SB)/8, $0x3fae1e1e1e1e1e1e
-DATA q3fae1e1e1e1e1e1e_avx2<>+8(SB)/8, $0x3fae1e1e1e1e1e1e
-DATA q3fae1e1e1e1e1e1e_avx2<>+16(SB)/8, $0x3fae1e1e1e1e1e1e
-DATA q3fae1e1e1e1e1e1e_avx2<>+24(SB)/8, $0x3fae1e1e1e1e1e1e
-DATA q3fae1e1e1e1e1e1e_avx2<>+32(SB)/8, $0x3fae1e1e1e1e1e1e
-DATA q3fae1e1e1e1e1e1e_avx2<>+40(SB)/8, $0x3fae1e1e1e1e1e1e
-DATA q3fae1e1e1e1e1e1e_avx2<>+48(SB)/8, $0x3fae1e1e1e1e1e1e
-DATA q3fae1e1e1e1e1e1e_avx2<>+56(SB)/8, $0x3fae1e1e1e1e1e1e
-GLOBL q3fae1e1e1e1e1e1e_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fae1e1e1e1e1e1e_avx2<>+0(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA k3fae1e1e1e1e1e1e_avx2<>+8(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA k3fae1e1e1e1e1e1e_avx2<>+16(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA k3fae1e1e1e1e1e1e_avx2<>+24(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA k3fae1e1e1e1e1e1e_avx2<>+32(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA k3fae1e1e1e1e1e1e_avx2<>+40(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA k3fae1e1e1e1e1e1e_avx2<>+48(SB)/8, $0x3fae1e1e1e1e1e1e
+DATA k3fae1e1e1e1e1e1e_avx2<>+56(SB)/8, $0x3fae1e1e1e1e1e1e
+GLOBL k3fae1e1e1e1e1e1e_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fb1111111111111_avx2<>+0(SB)/8, $0x3fb1111111111111
-DATA q3fb1111111111111_avx2<>+8(SB)/8, $0x3fb1111111111111
-DATA q3fb1111111111111_avx2<>+16(SB)/8, $0x3fb1111111111111
-DATA q3fb1111111111111_avx2<>+24(SB)/8, $0x3fb1111111111111
-DATA q3fb1111111111111_avx2<>+32(SB)/8, $0x3fb1111111111111
-DATA q3fb1111111111111_avx2<>+40(SB)/8, $0x3fb1111111111111
-DATA q3fb1111111111111_avx2<>+48(SB)/8, $0x3fb1111111111111
-DATA q3fb1111111111111_avx2<>+56(SB)/8, $0x3fb1111111111111
-GLOBL q3fb1111111111111_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fb1111111111111_avx2<>+0(SB)/8, $0x3fb1111111111111
+DATA k3fb1111111111111_avx2<>+8(SB)/8, $0x3fb1111111111111
+DATA k3fb1111111111111_avx2<>+16(SB)/8, $0x3fb1111111111111
+DATA k3fb1111111111111_avx2<>+24(SB)/8, $0x3fb1111111111111
+DATA k3fb1111111111111_avx2<>+32(SB)/8, $0x3fb1111111111111
+DATA k3fb1111111111111_avx2<>+40(SB)/8, $0x3fb1111111111111
+DATA k3fb1111111111111_avx2<>+48(SB)/8, $0x3fb1111111111111
+DATA k3fb1111111111111_avx2<>+56(SB)/8, $0x3fb1111111111111
+GLOBL k3fb1111111111111_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fb3b13b13b13b14_avx2<>+0(SB)/8, $0x3fb3b13b13b13b14
-DATA q3fb3b13b13b13b14_avx2<>+8(SB)/8, $0x3fb3b13b13b13b14
-DATA q3fb3b13b13b13b14_avx2<>+16(SB)/8, $0x3fb3b13b13b13b14
-DATA q3fb3b13b13b13b14_avx2<>+24(SB)/8, $0x3fb3b13b13b13b14
-DATA q3fb3b13b13b13b14_avx2<>+32(SB)/8, $0x3fb3b13b13b13b14
-DATA q3fb3b13b13b13b14_avx2<>+40(SB)/8, $0x3fb3b13b13b13b14
-DATA q3fb3b13b13b13b14_avx2<>+48(SB)/8, $0x3fb3b13b13b13b14
-DATA q3fb3b13b13b13b14_avx2<>+56(SB)/8, $0x3fb3b13b13b13b14
-GLOBL q3fb3b13b13b13b14_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fb3b13b13b13b14_avx2<>+0(SB)/8, $0x3fb3b13b13b13b14
+DATA k3fb3b13b13b13b14_avx2<>+8(SB)/8, $0x3fb3b13b13b13b14
+DATA k3fb3b13b13b13b14_avx2<>+16(SB)/8, $0x3fb3b13b13b13b14
+DATA k3fb3b13b13b13b14_avx2<>+24(SB)/8, $0x3fb3b13b13b13b14
+DATA k3fb3b13b13b13b14_avx2<>+32(SB)/8, $0x3fb3b13b13b13b14
+DATA k3fb3b13b13b13b14_avx2<>+40(SB)/8, $0x3fb3b13b13b13b14
+DATA k3fb3b13b13b13b14_avx2<>+48(SB)/8, $0x3fb3b13b13b13b14
+DATA k3fb3b13b13b13b14_avx2<>+56(SB)/8, $0x3fb3b13b13b13b14
+GLOBL k3fb3b13b13b13b14_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fb745d1745d1746_avx2<>+0(SB)/8, $0x3fb745d1745d1746
-DATA q3fb745d1745d1746_avx2<>+8(SB)/8, $0x3fb745d1745d1746
-DATA q3fb745d1745d1746_avx2<>+16(SB)/8, $0x3fb745d1745d1746
-DATA q3fb745d1745d1746_avx2<>+24(SB)/8, $0x3fb745d1745d1746
-DATA q3fb745d1745d1746_avx2<>+32(SB)/8, $0x3fb745d1745d1746
-DATA q3fb745d1745d1746_avx2<>+40(SB)/8, $0x3fb745d1745d1746
-DATA q3fb745d1745d1746_avx2<>+48(SB)/8, $0x3fb745d1745d1746
-DATA q3fb745d1745d1746_avx2<>+56(SB)/8, $0x3fb745d1745d1746
-GLOBL q3fb745d1745d1746_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fb745d1745d1746_avx2<>+0(SB)/8, $0x3fb745d1745d1746
+DATA k3fb745d1745d1746_avx2<>+8(SB)/8, $0x3fb745d1745d1746
+DATA k3fb745d1745d1746_avx2<>+16(SB)/8, $0x3fb745d1745d1746
+DATA k3fb745d1745d1746_avx2<>+24(SB)/8, $0x3fb745d1745d1746
+DATA k3fb745d1745d1746_avx2<>+32(SB)/8, $0x3fb745d1745d1746
+DATA k3fb745d1745d1746_avx2<>+40(SB)/8, $0x3fb745d1745d1746
+DATA k3fb745d1745d1746_avx2<>+48(SB)/8, $0x3fb745d1745d1746
+DATA k3fb745d1745d1746_avx2<>+56(SB)/8, $0x3fb745d1745d1746
+GLOBL k3fb745d1745d1746_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fbc71c71c71c71c_avx2<>+0(SB)/8, $0x3fbc71c71c71c71c
-DATA q3fbc71c71c71c71c_avx2<>+8(SB)/8, $0x3fbc71c71c71c71c
-DATA q3fbc71c71c71c71c_avx2<>+16(SB)/8, $0x3fbc71c71c71c71c
-DATA q3fbc71c71c71c71c_avx2<>+24(SB)/8, $0x3fbc71c71c71c71c
-DATA q3fbc71c71c71c71c_avx2<>+32(SB)/8, $0x3fbc71c71c71c71c
-DATA q3fbc71c71c71c71c_avx2<>+40(SB)/8, $0x3fbc71c71c71c71c
-DATA q3fbc71c71c71c71c_avx2<>+48(SB)/8, $0x3fbc71c71c71c71c
-DATA q3fbc71c71c71c71c_avx2<>+56(SB)/8, $0x3fbc71c71c71c71c
-GLOBL q3fbc71c71c71c71c_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fbc71c71c71c71c_avx2<>+0(SB)/8, $0x3fbc71c71c71c71c
+DATA k3fbc71c71c71c71c_avx2<>+8(SB)/8, $0x3fbc71c71c71c71c
+DATA k3fbc71c71c71c71c_avx2<>+16(SB)/8, $0x3fbc71c71c71c71c
+DATA k3fbc71c71c71c71c_avx2<>+24(SB)/8, $0x3fbc71c71c71c71c
+DATA k3fbc71c71c71c71c_avx2<>+32(SB)/8, $0x3fbc71c71c71c71c
+DATA k3fbc71c71c71c71c_avx2<>+40(SB)/8, $0x3fbc71c71c71c71c
+DATA k3fbc71c71c71c71c_avx2<>+48(SB)/8, $0x3fbc71c71c71c71c
+DATA k3fbc71c71c71c71c_avx2<>+56(SB)/8, $0x3fbc71c71c71c71c
+GLOBL k3fbc71c71c71c71c_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fc2492492492492_avx2<>+0(SB)/8, $0x3fc2492492492492
-DATA q3fc2492492492492_avx2<>+8(SB)/8, $0x3fc2492492492492
-DATA q3fc2492492492492_avx2<>+16(SB)/8, $0x3fc2492492492492
-DATA q3fc2492492492492_avx2<>+24(SB)/8, $0x3fc2492492492492
-DATA q3fc2492492492492_avx2<>+32(SB)/8, $0x3fc2492492492492
-DATA q3fc2492492492492_avx2<>+40(SB)/8, $0x3fc2492492492492
-DATA q3fc2492492492492_avx2<>+48(SB)/8, $0x3fc2492492492492
-DATA q3fc2492492492492_avx2<>+56(SB)/8, $0x3fc2492492492492
-GLOBL q3fc2492492492492_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fc2492492492492_avx2<>+0(SB)/8, $0x3fc2492492492492
+DATA k3fc2492492492492_avx2<>+8(SB)/8, $0x3fc2492492492492
+DATA k3fc2492492492492_avx2<>+16(SB)/8, $0x3fc2492492492492
+DATA k3fc2492492492492_avx2<>+24(SB)/8, $0x3fc2492492492492
+DATA k3fc2492492492492_avx2<>+32(SB)/8, $0x3fc2492492492492
+DATA k3fc2492492492492_avx2<>+40(SB)/8, $0x3fc2492492492492
+DATA k3fc2492492492492_avx2<>+48(SB)/8, $0x3fc2492492492492
+DATA k3fc2492492492492_avx2<>+56(SB)/8, $0x3fc2492492492492
+GLOBL k3fc2492492492492_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fc999999999999a_avx2<>+0(SB)/8, $0x3fc999999999999a
-DATA q3fc999999999999a_avx2<>+8(SB)/8, $0x3fc999999999999a
-DATA q3fc999999999999a_avx2<>+16(SB)/8, $0x3fc999999999999a
-DATA q3fc999999999999a_avx2<>+24(SB)/8, $0x3fc999999999999a
-DATA q3fc999999999999a_avx2<>+32(SB)/8, $0x3fc999999999999a
-DATA q3fc999999999999a_avx2<>+40(SB)/8, $0x3fc999999999999a
-DATA q3fc999999999999a_avx2<>+48(SB)/8, $0x3fc999999999999a
-DATA q3fc999999999999a_avx2<>+56(SB)/8, $0x3fc999999999999a
-GLOBL q3fc999999999999a_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fc999999999999a_avx2<>+0(SB)/8, $0x3fc999999999999a
+DATA k3fc999999999999a_avx2<>+8(SB)/8, $0x3fc999999999999a
+DATA k3fc999999999999a_avx2<>+16(SB)/8, $0x3fc999999999999a
+DATA k3fc999999999999a_avx2<>+24(SB)/8, $0x3fc999999999999a
+DATA k3fc999999999999a_avx2<>+32(SB)/8, $0x3fc999999999999a
+DATA k3fc999999999999a_avx2<>+40(SB)/8, $0x3fc999999999999a
+DATA k3fc999999999999a_avx2<>+48(SB)/8, $0x3fc999999999999a
+DATA k3fc999999999999a_avx2<>+56(SB)/8, $0x3fc999999999999a
+GLOBL k3fc999999999999a_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fd5555555555555_avx2<>+0(SB)/8, $0x3fd5555555555555
-DATA q3fd5555555555555_avx2<>+8(SB)/8, $0x3fd5555555555555
-DATA q3fd5555555555555_avx2<>+16(SB)/8, $0x3fd5555555555555
-DATA q3fd5555555555555_avx2<>+24(SB)/8, $0x3fd5555555555555
-DATA q3fd5555555555555_avx2<>+32(SB)/8, $0x3fd5555555555555
-DATA q3fd5555555555555_avx2<>+40(SB)/8, $0x3fd5555555555555
-DATA q3fd5555555555555_avx2<>+48(SB)/8, $0x3fd5555555555555
-DATA q3fd5555555555555_avx2<>+56(SB)/8, $0x3fd5555555555555
-GLOBL q3fd5555555555555_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fd5555555555555_avx2<>+0(SB)/8, $0x3fd5555555555555
+DATA k3fd5555555555555_avx2<>+8(SB)/8, $0x3fd5555555555555
+DATA k3fd5555555555555_avx2<>+16(SB)/8, $0x3fd5555555555555
+DATA k3fd5555555555555_avx2<>+24(SB)/8, $0x3fd5555555555555
+DATA k3fd5555555555555_avx2<>+32(SB)/8, $0x3fd5555555555555
+DATA k3fd5555555555555_avx2<>+40(SB)/8, $0x3fd5555555555555
+DATA k3fd5555555555555_avx2<>+48(SB)/8, $0x3fd5555555555555
+DATA k3fd5555555555555_avx2<>+56(SB)/8, $0x3fd5555555555555
+GLOBL k3fd5555555555555_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3e1f473de6af278f_avx2<>+0(SB)/8, $0x3e1f473de6af278f
-DATA q3e1f473de6af278f_avx2<>+8(SB)/8, $0x3e1f473de6af278f
-DATA q3e1f473de6af278f_avx2<>+16(SB)/8, $0x3e1f473de6af278f
-DATA q3e1f473de6af278f_avx2<>+24(SB)/8, $0x3e1f473de6af278f
-DATA q3e1f473de6af278f_avx2<>+32(SB)/8, $0x3e1f473de6af278f
-DATA q3e1f473de6af278f_avx2<>+40(SB)/8, $0x3e1f473de6af278f
-DATA q3e1f473de6af278f_avx2<>+48(SB)/8, $0x3e1f473de6af278f
-DATA q3e1f473de6af278f_avx2<>+56(SB)/8, $0x3e1f473de6af278f
-GLOBL q3e1f473de6af278f_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3e1f473de6af278f_avx2<>+0(SB)/8, $0x3e1f473de6af278f
+DATA k3e1f473de6af278f_avx2<>+8(SB)/8, $0x3e1f473de6af278f
+DATA k3e1f473de6af278f_avx2<>+16(SB)/8, $0x3e1f473de6af278f
+DATA k3e1f473de6af278f_avx2<>+24(SB)/8, $0x3e1f473de6af278f
+DATA k3e1f473de6af278f_avx2<>+32(SB)/8, $0x3e1f473de6af278f
+DATA k3e1f473de6af278f_avx2<>+40(SB)/8, $0x3e1f473de6af278f
+DATA k3e1f473de6af278f_avx2<>+48(SB)/8, $0x3e1f473de6af278f
+DATA k3e1f473de6af278f_avx2<>+56(SB)/8, $0x3e1f473de6af278f
+GLOBL k3e1f473de6af278f_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fe62e42fe000000_avx2<>+0(SB)/8, $0x3fe62e42fe000000
-DATA q3fe62e42fe000000_avx2<>+8(SB)/8, $0x3fe62e42fe000000
-DATA q3fe62e42fe000000_avx2<>+16(SB)/8, $0x3fe62e42fe000000
-DATA q3fe62e42fe000000_avx2<>+24(SB)/8, $0x3fe62e42fe000000
-DATA q3fe62e42fe000000_avx2<>+32(SB)/8, $0x3fe62e42fe000000
-DATA q3fe62e42fe000000_avx2<>+40(SB)/8, $0x3fe62e42fe000000
-DATA q3fe62e42fe000000_avx2<>+48(SB)/8, $0x3fe62e42fe000000
-DATA q3fe62e42fe000000_avx2<>+56(SB)/8, $0x3fe62e42fe000000
-GLOBL q3fe62e42fe000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fe62e42fe000000_avx2<>+0(SB)/8, $0x3fe62e42fe000000
+DATA k3fe62e42fe000000_avx2<>+8(SB)/8, $0x3fe62e42fe000000
+DATA k3fe62e42fe000000_avx2<>+16(SB)/8, $0x3fe62e42fe000000
+DATA k3fe62e42fe000000_avx2<>+24(SB)/8, $0x3fe62e42fe000000
+DATA k3fe62e42fe000000_avx2<>+32(SB)/8, $0x3fe62e42fe000000
+DATA k3fe62e42fe000000_avx2<>+40(SB)/8, $0x3fe62e42fe000000
+DATA k3fe62e42fe000000_avx2<>+48(SB)/8, $0x3fe62e42fe000000
+DATA k3fe62e42fe000000_avx2<>+56(SB)/8, $0x3fe62e42fe000000
+GLOBL k3fe62e42fe000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA qc000000000000000_avx2<>+0(SB)/8, $0xc000000000000000
-DATA qc000000000000000_avx2<>+8(SB)/8, $0xc000000000000000
-DATA qc000000000000000_avx2<>+16(SB)/8, $0xc000000000000000
-DATA qc000000000000000_avx2<>+24(SB)/8, $0xc000000000000000
-DATA qc000000000000000_avx2<>+32(SB)/8, $0xc000000000000000
-DATA qc000000000000000_avx2<>+40(SB)/8, $0xc000000000000000
-DATA qc000000000000000_avx2<>+48(SB)/8, $0xc000000000000000
-DATA qc000000000000000_avx2<>+56(SB)/8, $0xc000000000000000
-GLOBL qc000000000000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA kc000000000000000_avx2<>+0(SB)/8, $0xc000000000000000
+DATA kc000000000000000_avx2<>+8(SB)/8, $0xc000000000000000
+DATA kc000000000000000_avx2<>+16(SB)/8, $0xc000000000000000
+DATA kc000000000000000_avx2<>+24(SB)/8, $0xc000000000000000
+DATA kc000000000000000_avx2<>+32(SB)/8, $0xc000000000000000
+DATA kc000000000000000_avx2<>+40(SB)/8, $0xc000000000000000
+DATA kc000000000000000_avx2<>+48(SB)/8, $0xc000000000000000
+DATA kc000000000000000_avx2<>+56(SB)/8, $0xc000000000000000
+GLOBL kc000000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q4010000000000000_avx2<>+0(SB)/8, $0x4010000000000000
-DATA q4010000000000000_avx2<>+8(SB)/8, $0x4010000000000000
-DATA q4010000000000000_avx2<>+16(SB)/8, $0x4010000000000000
-DATA q4010000000000000_avx2<>+24(SB)/8, $0x4010000000000000
-DATA q4010000000000000_avx2<>+32(SB)/8, $0x4010000000000000
-DATA q4010000000000000_avx2<>+40(SB)/8, $0x4010000000000000
-DATA q4010000000000000_avx2<>+48(SB)/8, $0x4010000000000000
-DATA q4010000000000000_avx2<>+56(SB)/8, $0x4010000000000000
-GLOBL q4010000000000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k4010000000000000_avx2<>+0(SB)/8, $0x4010000000000000
+DATA k4010000000000000_avx2<>+8(SB)/8, $0x4010000000000000
+DATA k4010000000000000_avx2<>+16(SB)/8, $0x4010000000000000
+DATA k4010000000000000_avx2<>+24(SB)/8, $0x4010000000000000
+DATA k4010000000000000_avx2<>+32(SB)/8, $0x4010000000000000
+DATA k4010000000000000_avx2<>+40(SB)/8, $0x4010000000000000
+DATA k4010000000000000_avx2<>+48(SB)/8, $0x4010000000000000
+DATA k4010000000000000_avx2<>+56(SB)/8, $0x4010000000000000
+GLOBL k4010000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3ff921fb54442d18_avx2<>+0(SB)/8, $0x3ff921fb54442d18
-DATA q3ff921fb54442d18_avx2<>+8(SB)/8, $0x3ff921fb54442d18
-DATA q3ff921fb54442d18_avx2<>+16(SB)/8, $0x3ff921fb54442d18
-DATA q3ff921fb54442d18_avx2<>+24(SB)/8, $0x3ff921fb54442d18
-DATA q3ff921fb54442d18_avx2<>+32(SB)/8, $0x3ff921fb54442d18
-DATA q3ff921fb54442d18_avx2<>+40(SB)/8, $0x3ff921fb54442d18
-DATA q3ff921fb54442d18_avx2<>+48(SB)/8, $0x3ff921fb54442d18
-DATA q3ff921fb54442d18_avx2<>+56(SB)/8, $0x3ff921fb54442d18
-GLOBL q3ff921fb54442d18_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3ff921fb54442d18_avx2<>+0(SB)/8, $0x3ff921fb54442d18
+DATA k3ff921fb54442d18_avx2<>+8(SB)/8, $0x3ff921fb54442d18
+DATA k3ff921fb54442d18_avx2<>+16(SB)/8, $0x3ff921fb54442d18
+DATA k3ff921fb54442d18_avx2<>+24(SB)/8, $0x3ff921fb54442d18
+DATA k3ff921fb54442d18_avx2<>+32(SB)/8, $0x3ff921fb54442d18
+DATA k3ff921fb54442d18_avx2<>+40(SB)/8, $0x3ff921fb54442d18
+DATA k3ff921fb54442d18_avx2<>+48(SB)/8, $0x3ff921fb54442d18
+DATA k3ff921fb54442d18_avx2<>+56(SB)/8, $0x3ff921fb54442d18
+GLOBL k3ff921fb54442d18_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA qbca6827863b97d97_avx2<>+0(SB)/8, $0xbca6827863b97d97
-DATA qbca6827863b97d97_avx2<>+8(SB)/8, $0xbca6827863b97d97
-DATA qbca6827863b97d97_avx2<>+16(SB)/8, $0xbca6827863b97d97
-DATA qbca6827863b97d97_avx2<>+24(SB)/8, $0xbca6827863b97d97
-DATA qbca6827863b97d97_avx2<>+32(SB)/8, $0xbca6827863b97d97
-DATA qbca6827863b97d97_avx2<>+40(SB)/8, $0xbca6827863b97d97
-DATA qbca6827863b97d97_avx2<>+48(SB)/8, $0xbca6827863b97d97
-DATA qbca6827863b97d97_avx2<>+56(SB)/8, $0xbca6827863b97d97
-GLOBL qbca6827863b97d97_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbca6827863b97d97_avx2<>+0(SB)/8, $0xbca6827863b97d97
+DATA kbca6827863b97d97_avx2<>+8(SB)/8, $0xbca6827863b97d97
+DATA kbca6827863b97d97_avx2<>+16(SB)/8, $0xbca6827863b97d97
+DATA kbca6827863b97d97_avx2<>+24(SB)/8, $0xbca6827863b97d97
+DATA kbca6827863b97d97_avx2<>+32(SB)/8, $0xbca6827863b97d97
+DATA kbca6827863b97d97_avx2<>+40(SB)/8, $0xbca6827863b97d97
+DATA kbca6827863b97d97_avx2<>+48(SB)/8, $0xbca6827863b97d97
+DATA kbca6827863b97d97_avx2<>+56(SB)/8, $0xbca6827863b97d97
+GLOBL kbca6827863b97d97_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q0000000000000000_avx2<>+0(SB)/8, $0x0000000000000000
-DATA q0000000000000000_avx2<>+8(SB)/8, $0x0000000000000000
-DATA q0000000000000000_avx2<>+16(SB)/8, $0x0000000000000000
-DATA q0000000000000000_avx2<>+24(SB)/8, $0x0000000000000000
-DATA q0000000000000000_avx2<>+32(SB)/8, $0x0000000000000000
-DATA q0000000000000000_avx2<>+40(SB)/8, $0x0000000000000000
-DATA q0000000000000000_avx2<>+48(SB)/8, $0x0000000000000000
-DATA q0000000000000000_avx2<>+56(SB)/8, $0x0000000000000000
-GLOBL q0000000000000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k0000000000000000_avx2<>+0(SB)/8, $0x0000000000000000
+DATA k0000000000000000_avx2<>+8(SB)/8, $0x0000000000000000
+DATA k0000000000000000_avx2<>+16(SB)/8, $0x0000000000000000
+DATA k0000000000000000_avx2<>+24(SB)/8, $0x0000000000000000
+DATA k0000000000000000_avx2<>+32(SB)/8, $0x0000000000000000
+DATA k0000000000000000_avx2<>+40(SB)/8, $0x0000000000000000
+DATA k0000000000000000_avx2<>+48(SB)/8, $0x0000000000000000
+DATA k0000000000000000_avx2<>+56(SB)/8, $0x0000000000000000
+GLOBL k0000000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3d2ae7f3e733b81f_avx2<>+0(SB)/8, $0x3d2ae7f3e733b81f
-DATA q3d2ae7f3e733b81f_avx2<>+8(SB)/8, $0x3d2ae7f3e733b81f
-DATA q3d2ae7f3e733b81f_avx2<>+16(SB)/8, $0x3d2ae7f3e733b81f
-DATA q3d2ae7f3e733b81f_avx2<>+24(SB)/8, $0x3d2ae7f3e733b81f
-DATA q3d2ae7f3e733b81f_avx2<>+32(SB)/8, $0x3d2ae7f3e733b81f
-DATA q3d2ae7f3e733b81f_avx2<>+40(SB)/8, $0x3d2ae7f3e733b81f
-DATA q3d2ae7f3e733b81f_avx2<>+48(SB)/8, $0x3d2ae7f3e733b81f
-DATA q3d2ae7f3e733b81f_avx2<>+56(SB)/8, $0x3d2ae7f3e733b81f
-GLOBL q3d2ae7f3e733b81f_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3d2ae7f3e733b81f_avx2<>+0(SB)/8, $0x3d2ae7f3e733b81f
+DATA k3d2ae7f3e733b81f_avx2<>+8(SB)/8, $0x3d2ae7f3e733b81f
+DATA k3d2ae7f3e733b81f_avx2<>+16(SB)/8, $0x3d2ae7f3e733b81f
+DATA k3d2ae7f3e733b81f_avx2<>+24(SB)/8, $0x3d2ae7f3e733b81f
+DATA k3d2ae7f3e733b81f_avx2<>+32(SB)/8, $0x3d2ae7f3e733b81f
+DATA k3d2ae7f3e733b81f_avx2<>+40(SB)/8, $0x3d2ae7f3e733b81f
+DATA k3d2ae7f3e733b81f_avx2<>+48(SB)/8, $0x3d2ae7f3e733b81f
+DATA k3d2ae7f3e733b81f_avx2<>+56(SB)/8, $0x3d2ae7f3e733b81f
+GLOBL k3d2ae7f3e733b81f_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3ce952c77030ad4a_avx2<>+0(SB)/8, $0x3ce952c77030ad4a
-DATA q3ce952c77030ad4a_avx2<>+8(SB)/8, $0x3ce952c77030ad4a
-DATA q3ce952c77030ad4a_avx2<>+16(SB)/8, $0x3ce952c77030ad4a
-DATA q3ce952c77030ad4a_avx2<>+24(SB)/8, $0x3ce952c77030ad4a
-DATA q3ce952c77030ad4a_avx2<>+32(SB)/8, $0x3ce952c77030ad4a
-DATA q3ce952c77030ad4a_avx2<>+40(SB)/8, $0x3ce952c77030ad4a
-DATA q3ce952c77030ad4a_avx2<>+48(SB)/8, $0x3ce952c77030ad4a
-DATA q3ce952c77030ad4a_avx2<>+56(SB)/8, $0x3ce952c77030ad4a
-GLOBL q3ce952c77030ad4a_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3ce952c77030ad4a_avx2<>+0(SB)/8, $0x3ce952c77030ad4a
+DATA k3ce952c77030ad4a_avx2<>+8(SB)/8, $0x3ce952c77030ad4a
+DATA k3ce952c77030ad4a_avx2<>+16(SB)/8, $0x3ce952c77030ad4a
+DATA k3ce952c77030ad4a_avx2<>+24(SB)/8, $0x3ce952c77030ad4a
+DATA k3ce952c77030ad4a_avx2<>+32(SB)/8, $0x3ce952c77030ad4a
+DATA k3ce952c77030ad4a_avx2<>+40(SB)/8, $0x3ce952c77030ad4a
+DATA k3ce952c77030ad4a_avx2<>+48(SB)/8, $0x3ce952c77030ad4a
+DATA k3ce952c77030ad4a_avx2<>+56(SB)/8, $0x3ce952c77030ad4a
+GLOBL k3ce952c77030ad4a_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA qbda93974a8c07c9d_avx2<>+0(SB)/8, $0xbda93974a8c07c9d
-DATA qbda93974a8c07c9d_avx2<>+8(SB)/8, $0xbda93974a8c07c9d
-DATA qbda93974a8c07c9d_avx2<>+16(SB)/8, $0xbda93974a8c07c9d
-DATA qbda93974a8c07c9d_avx2<>+24(SB)/8, $0xbda93974a8c07c9d
-DATA qbda93974a8c07c9d_avx2<>+32(SB)/8, $0xbda93974a8c07c9d
-DATA qbda93974a8c07c9d_avx2<>+40(SB)/8, $0xbda93974a8c07c9d
-DATA qbda93974a8c07c9d_avx2<>+48(SB)/8, $0xbda93974a8c07c9d
-DATA qbda93974a8c07c9d_avx2<>+56(SB)/8, $0xbda93974a8c07c9d
-GLOBL qbda93974a8c07c9d_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbda93974a8c07c9d_avx2<>+0(SB)/8, $0xbda93974a8c07c9d
+DATA kbda93974a8c07c9d_avx2<>+8(SB)/8, $0xbda93974a8c07c9d
+DATA kbda93974a8c07c9d_avx2<>+16(SB)/8, $0xbda93974a8c07c9d
+DATA kbda93974a8c07c9d_avx2<>+24(SB)/8, $0xbda93974a8c07c9d
+DATA kbda93974a8c07c9d_avx2<>+32(SB)/8, $0xbda93974a8c07c9d
+DATA kbda93974a8c07c9d_avx2<>+40(SB)/8, $0xbda93974a8c07c9d
+DATA kbda93974a8c07c9d_avx2<>+48(SB)/8, $0xbda93974a8c07c9d
+DATA kbda93974a8c07c9d_avx2<>+56(SB)/8, $0xbda93974a8c07c9d
+GLOBL kbda93974a8c07c9d_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA qbd6ae7f3e733b81f_avx2<>+0(SB)/8, $0xbd6ae7f3e733b81f
-DATA qbd6ae7f3e733b81f_avx2<>+8(SB)/8, $0xbd6ae7f3e733b81f
-DATA qbd6ae7f3e733b81f_avx2<>+16(SB)/8, $0xbd6ae7f3e733b81f
-DATA qbd6ae7f3e733b81f_avx2<>+24(SB)/8, $0xbd6ae7f3e733b81f
-DATA qbd6ae7f3e733b81f_avx2<>+32(SB)/8, $0xbd6ae7f3e733b81f
-DATA qbd6ae7f3e733b81f_avx2<>+40(SB)/8, $0xbd6ae7f3e733b81f
-DATA qbd6ae7f3e733b81f_avx2<>+48(SB)/8, $0xbd6ae7f3e733b81f
-DATA qbd6ae7f3e733b81f_avx2<>+56(SB)/8, $0xbd6ae7f3e733b81f
-GLOBL qbd6ae7f3e733b81f_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbd6ae7f3e733b81f_avx2<>+0(SB)/8, $0xbd6ae7f3e733b81f
+DATA kbd6ae7f3e733b81f_avx2<>+8(SB)/8, $0xbd6ae7f3e733b81f
+DATA kbd6ae7f3e733b81f_avx2<>+16(SB)/8, $0xbd6ae7f3e733b81f
+DATA kbd6ae7f3e733b81f_avx2<>+24(SB)/8, $0xbd6ae7f3e733b81f
+DATA kbd6ae7f3e733b81f_avx2<>+32(SB)/8, $0xbd6ae7f3e733b81f
+DATA kbd6ae7f3e733b81f_avx2<>+40(SB)/8, $0xbd6ae7f3e733b81f
+DATA kbd6ae7f3e733b81f_avx2<>+48(SB)/8, $0xbd6ae7f3e733b81f
+DATA kbd6ae7f3e733b81f_avx2<>+56(SB)/8, $0xbd6ae7f3e733b81f
+GLOBL kbd6ae7f3e733b81f_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3e21eed8eff8d898_avx2<>+0(SB)/8, $0x3e21eed8eff8d898
-DATA q3e21eed8eff8d898_avx2<>+8(SB)/8, $0x3e21eed8eff8d898
-DATA q3e21eed8eff8d898_avx2<>+16(SB)/8, $0x3e21eed8eff8d898
-DATA q3e21eed8eff8d898_avx2<>+24(SB)/8, $0x3e21eed8eff8d898
-DATA q3e21eed8eff8d898_avx2<>+32(SB)/8, $0x3e21eed8eff8d898
-DATA q3e21eed8eff8d898_avx2<>+40(SB)/8, $0x3e21eed8eff8d898
-DATA q3e21eed8eff8d898_avx2<>+48(SB)/8, $0x3e21eed8eff8d898
-DATA q3e21eed8eff8d898_avx2<>+56(SB)/8, $0x3e21eed8eff8d898
-GLOBL q3e21eed8eff8d898_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3e21eed8eff8d898_avx2<>+0(SB)/8, $0x3e21eed8eff8d898
+DATA k3e21eed8eff8d898_avx2<>+8(SB)/8, $0x3e21eed8eff8d898
+DATA k3e21eed8eff8d898_avx2<>+16(SB)/8, $0x3e21eed8eff8d898
+DATA k3e21eed8eff8d898_avx2<>+24(SB)/8, $0x3e21eed8eff8d898
+DATA k3e21eed8eff8d898_avx2<>+32(SB)/8, $0x3e21eed8eff8d898
+DATA k3e21eed8eff8d898_avx2<>+40(SB)/8, $0x3e21eed8eff8d898
+DATA k3e21eed8eff8d898_avx2<>+48(SB)/8, $0x3e21eed8eff8d898
+DATA k3e21eed8eff8d898_avx2<>+56(SB)/8, $0x3e21eed8eff8d898
+GLOBL k3e21eed8eff8d898_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3de6124613a86d09_avx2<>+0(SB)/8, $0x3de6124613a86d09
-DATA q3de6124613a86d09_avx2<>+8(SB)/8, $0x3de6124613a86d09
-DATA q3de6124613a86d09_avx2<>+16(SB)/8, $0x3de6124613a86d09
-DATA q3de6124613a86d09_avx2<>+24(SB)/8, $0x3de6124613a86d09
-DATA q3de6124613a86d09_avx2<>+32(SB)/8, $0x3de6124613a86d09
-DATA q3de6124613a86d09_avx2<>+40(SB)/8, $0x3de6124613a86d09
-DATA q3de6124613a86d09_avx2<>+48(SB)/8, $0x3de6124613a86d09
-DATA q3de6124613a86d09_avx2<>+56(SB)/8, $0x3de6124613a86d09
-GLOBL q3de6124613a86d09_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3de6124613a86d09_avx2<>+0(SB)/8, $0x3de6124613a86d09
+DATA k3de6124613a86d09_avx2<>+8(SB)/8, $0x3de6124613a86d09
+DATA k3de6124613a86d09_avx2<>+16(SB)/8, $0x3de6124613a86d09
+DATA k3de6124613a86d09_avx2<>+24(SB)/8, $0x3de6124613a86d09
+DATA k3de6124613a86d09_avx2<>+32(SB)/8, $0x3de6124613a86d09
+DATA k3de6124613a86d09_avx2<>+40(SB)/8, $0x3de6124613a86d09
+DATA k3de6124613a86d09_avx2<>+48(SB)/8, $0x3de6124613a86d09
+DATA k3de6124613a86d09_avx2<>+56(SB)/8, $0x3de6124613a86d09
+GLOBL k3de6124613a86d09_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA qbe927e4fb7789f5c_avx2<>+0(SB)/8, $0xbe927e4fb7789f5c
-DATA qbe927e4fb7789f5c_avx2<>+8(SB)/8, $0xbe927e4fb7789f5c
-DATA qbe927e4fb7789f5c_avx2<>+16(SB)/8, $0xbe927e4fb7789f5c
-DATA qbe927e4fb7789f5c_avx2<>+24(SB)/8, $0xbe927e4fb7789f5c
-DATA qbe927e4fb7789f5c_avx2<>+32(SB)/8, $0xbe927e4fb7789f5c
-DATA qbe927e4fb7789f5c_avx2<>+40(SB)/8, $0xbe927e4fb7789f5c
-DATA qbe927e4fb7789f5c_avx2<>+48(SB)/8, $0xbe927e4fb7789f5c
-DATA qbe927e4fb7789f5c_avx2<>+56(SB)/8, $0xbe927e4fb7789f5c
-GLOBL qbe927e4fb7789f5c_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbe927e4fb7789f5c_avx2<>+0(SB)/8, $0xbe927e4fb7789f5c
+DATA kbe927e4fb7789f5c_avx2<>+8(SB)/8, $0xbe927e4fb7789f5c
+DATA kbe927e4fb7789f5c_avx2<>+16(SB)/8, $0xbe927e4fb7789f5c
+DATA kbe927e4fb7789f5c_avx2<>+24(SB)/8, $0xbe927e4fb7789f5c
+DATA kbe927e4fb7789f5c_avx2<>+32(SB)/8, $0xbe927e4fb7789f5c
+DATA kbe927e4fb7789f5c_avx2<>+40(SB)/8, $0xbe927e4fb7789f5c
+DATA kbe927e4fb7789f5c_avx2<>+48(SB)/8, $0xbe927e4fb7789f5c
+DATA kbe927e4fb7789f5c_avx2<>+56(SB)/8, $0xbe927e4fb7789f5c
+GLOBL kbe927e4fb7789f5c_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA qbe5ae64567f544e4_avx2<>+0(SB)/8, $0xbe5ae64567f544e4
-DATA qbe5ae64567f544e4_avx2<>+8(SB)/8, $0xbe5ae64567f544e4
-DATA qbe5ae64567f544e4_avx2<>+16(SB)/8, $0xbe5ae64567f544e4
-DATA qbe5ae64567f544e4_avx2<>+24(SB)/8, $0xbe5ae64567f544e4
-DATA qbe5ae64567f544e4_avx2<>+32(SB)/8, $0xbe5ae64567f544e4
-DATA qbe5ae64567f544e4_avx2<>+40(SB)/8, $0xbe5ae64567f544e4
-DATA qbe5ae64567f544e4_avx2<>+48(SB)/8, $0xbe5ae64567f544e4
-DATA qbe5ae64567f544e4_avx2<>+56(SB)/8, $0xbe5ae64567f544e4
-GLOBL qbe5ae64567f544e4_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbe5ae64567f544e4_avx2<>+0(SB)/8, $0xbe5ae64567f544e4
+DATA kbe5ae64567f544e4_avx2<>+8(SB)/8, $0xbe5ae64567f544e4
+DATA kbe5ae64567f544e4_avx2<>+16(SB)/8, $0xbe5ae64567f544e4
+DATA kbe5ae64567f544e4_avx2<>+24(SB)/8, $0xbe5ae64567f544e4
+DATA kbe5ae64567f544e4_avx2<>+32(SB)/8, $0xbe5ae64567f544e4
+DATA kbe5ae64567f544e4_avx2<>+40(SB)/8, $0xbe5ae64567f544e4
+DATA kbe5ae64567f544e4_avx2<>+48(SB)/8, $0xbe5ae64567f544e4
+DATA kbe5ae64567f544e4_avx2<>+56(SB)/8, $0xbe5ae64567f544e4
+GLOBL kbe5ae64567f544e4_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3efa01a01a01a01a_avx2<>+0(SB)/8, $0x3efa01a01a01a01a
-DATA q3efa01a01a01a01a_avx2<>+8(SB)/8, $0x3efa01a01a01a01a
-DATA q3efa01a01a01a01a_avx2<>+16(SB)/8, $0x3efa01a01a01a01a
-DATA q3efa01a01a01a01a_avx2<>+24(SB)/8, $0x3efa01a01a01a01a
-DATA q3efa01a01a01a01a_avx2<>+32(SB)/8, $0x3efa01a01a01a01a
-DATA q3efa01a01a01a01a_avx2<>+40(SB)/8, $0x3efa01a01a01a01a
-DATA q3efa01a01a01a01a_avx2<>+48(SB)/8, $0x3efa01a01a01a01a
-DATA q3efa01a01a01a01a_avx2<>+56(SB)/8, $0x3efa01a01a01a01a
-GLOBL q3efa01a01a01a01a_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3efa01a01a01a01a_avx2<>+0(SB)/8, $0x3efa01a01a01a01a
+DATA k3efa01a01a01a01a_avx2<>+8(SB)/8, $0x3efa01a01a01a01a
+DATA k3efa01a01a01a01a_avx2<>+16(SB)/8, $0x3efa01a01a01a01a
+DATA k3efa01a01a01a01a_avx2<>+24(SB)/8, $0x3efa01a01a01a01a
+DATA k3efa01a01a01a01a_avx2<>+32(SB)/8, $0x3efa01a01a01a01a
+DATA k3efa01a01a01a01a_avx2<>+40(SB)/8, $0x3efa01a01a01a01a
+DATA k3efa01a01a01a01a_avx2<>+48(SB)/8, $0x3efa01a01a01a01a
+DATA k3efa01a01a01a01a_avx2<>+56(SB)/8, $0x3efa01a01a01a01a
+GLOBL k3efa01a01a01a01a_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3ec71de3a556c734_avx2<>+0(SB)/8, $0x3ec71de3a556c734
-DATA q3ec71de3a556c734_avx2<>+8(SB)/8, $0x3ec71de3a556c734
-DATA q3ec71de3a556c734_avx2<>+16(SB)/8, $0x3ec71de3a556c734
-DATA q3ec71de3a556c734_avx2<>+24(SB)/8, $0x3ec71de3a556c734
-DATA q3ec71de3a556c734_avx2<>+32(SB)/8, $0x3ec71de3a556c734
-DATA q3ec71de3a556c734_avx2<>+40(SB)/8, $0x3ec71de3a556c734
-DATA q3ec71de3a556c734_avx2<>+48(SB)/8, $0x3ec71de3a556c734
-DATA q3ec71de3a556c734_avx2<>+56(SB)/8, $0x3ec71de3a556c734
-GLOBL q3ec71de3a556c734_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3ec71de3a556c734_avx2<>+0(SB)/8, $0x3ec71de3a556c734
+DATA k3ec71de3a556c734_avx2<>+8(SB)/8, $0x3ec71de3a556c734
+DATA k3ec71de3a556c734_avx2<>+16(SB)/8, $0x3ec71de3a556c734
+DATA k3ec71de3a556c734_avx2<>+24(SB)/8, $0x3ec71de3a556c734
+DATA k3ec71de3a556c734_avx2<>+32(SB)/8, $0x3ec71de3a556c734
+DATA k3ec71de3a556c734_avx2<>+40(SB)/8, $0x3ec71de3a556c734
+DATA k3ec71de3a556c734_avx2<>+48(SB)/8, $0x3ec71de3a556c734
+DATA k3ec71de3a556c734_avx2<>+56(SB)/8, $0x3ec71de3a556c734
+GLOBL k3ec71de3a556c734_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA qbf56c16c16c16c17_avx2<>+0(SB)/8, $0xbf56c16c16c16c17
-DATA qbf56c16c16c16c17_avx2<>+8(SB)/8, $0xbf56c16c16c16c17
-DATA qbf56c16c16c16c17_avx2<>+16(SB)/8, $0xbf56c16c16c16c17
-DATA qbf56c16c16c16c17_avx2<>+24(SB)/8, $0xbf56c16c16c16c17
-DATA qbf56c16c16c16c17_avx2<>+32(SB)/8, $0xbf56c16c16c16c17
-DATA qbf56c16c16c16c17_avx2<>+40(SB)/8, $0xbf56c16c16c16c17
-DATA qbf56c16c16c16c17_avx2<>+48(SB)/8, $0xbf56c16c16c16c17
-DATA qbf56c16c16c16c17_avx2<>+56(SB)/8, $0xbf56c16c16c16c17
-GLOBL qbf56c16c16c16c17_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbf56c16c16c16c17_avx2<>+0(SB)/8, $0xbf56c16c16c16c17
+DATA kbf56c16c16c16c17_avx2<>+8(SB)/8, $0xbf56c16c16c16c17
+DATA kbf56c16c16c16c17_avx2<>+16(SB)/8, $0xbf56c16c16c16c17
+DATA kbf56c16c16c16c17_avx2<>+24(SB)/8, $0xbf56c16c16c16c17
+DATA kbf56c16c16c16c17_avx2<>+32(SB)/8, $0xbf56c16c16c16c17
+DATA kbf56c16c16c16c17_avx2<>+40(SB)/8, $0xbf56c16c16c16c17
+DATA kbf56c16c16c16c17_avx2<>+48(SB)/8, $0xbf56c16c16c16c17
+DATA kbf56c16c16c16c17_avx2<>+56(SB)/8, $0xbf56c16c16c16c17
+GLOBL kbf56c16c16c16c17_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA qbf2a01a01a01a01a_avx2<>+0(SB)/8, $0xbf2a01a01a01a01a
-DATA qbf2a01a01a01a01a_avx2<>+8(SB)/8, $0xbf2a01a01a01a01a
-DATA qbf2a01a01a01a01a_avx2<>+16(SB)/8, $0xbf2a01a01a01a01a
-DATA qbf2a01a01a01a01a_avx2<>+24(SB)/8, $0xbf2a01a01a01a01a
-DATA qbf2a01a01a01a01a_avx2<>+32(SB)/8, $0xbf2a01a01a01a01a
-DATA qbf2a01a01a01a01a_avx2<>+40(SB)/8, $0xbf2a01a01a01a01a
-DATA qbf2a01a01a01a01a_avx2<>+48(SB)/8, $0xbf2a01a01a01a01a
-DATA qbf2a01a01a01a01a_avx2<>+56(SB)/8, $0xbf2a01a01a01a01a
-GLOBL qbf2a01a01a01a01a_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbf2a01a01a01a01a_avx2<>+0(SB)/8, $0xbf2a01a01a01a01a
+DATA kbf2a01a01a01a01a_avx2<>+8(SB)/8, $0xbf2a01a01a01a01a
+DATA kbf2a01a01a01a01a_avx2<>+16(SB)/8, $0xbf2a01a01a01a01a
+DATA kbf2a01a01a01a01a_avx2<>+24(SB)/8, $0xbf2a01a01a01a01a
+DATA kbf2a01a01a01a01a_avx2<>+32(SB)/8, $0xbf2a01a01a01a01a
+DATA kbf2a01a01a01a01a_avx2<>+40(SB)/8, $0xbf2a01a01a01a01a
+DATA kbf2a01a01a01a01a_avx2<>+48(SB)/8, $0xbf2a01a01a01a01a
+DATA kbf2a01a01a01a01a_avx2<>+56(SB)/8, $0xbf2a01a01a01a01a
+GLOBL kbf2a01a01a01a01a_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3fa5555555555555_avx2<>+0(SB)/8, $0x3fa5555555555555
-DATA q3fa5555555555555_avx2<>+8(SB)/8, $0x3fa5555555555555
-DATA q3fa5555555555555_avx2<>+16(SB)/8, $0x3fa5555555555555
-DATA q3fa5555555555555_avx2<>+24(SB)/8, $0x3fa5555555555555
-DATA q3fa5555555555555_avx2<>+32(SB)/8, $0x3fa5555555555555
-DATA q3fa5555555555555_avx2<>+40(SB)/8, $0x3fa5555555555555
-DATA q3fa5555555555555_avx2<>+48(SB)/8, $0x3fa5555555555555
-DATA q3fa5555555555555_avx2<>+56(SB)/8, $0x3fa5555555555555
-GLOBL q3fa5555555555555_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3fa5555555555555_avx2<>+0(SB)/8, $0x3fa5555555555555
+DATA k3fa5555555555555_avx2<>+8(SB)/8, $0x3fa5555555555555
+DATA k3fa5555555555555_avx2<>+16(SB)/8, $0x3fa5555555555555
+DATA k3fa5555555555555_avx2<>+24(SB)/8, $0x3fa5555555555555
+DATA k3fa5555555555555_avx2<>+32(SB)/8, $0x3fa5555555555555
+DATA k3fa5555555555555_avx2<>+40(SB)/8, $0x3fa5555555555555
+DATA k3fa5555555555555_avx2<>+48(SB)/8, $0x3fa5555555555555
+DATA k3fa5555555555555_avx2<>+56(SB)/8, $0x3fa5555555555555
+GLOBL k3fa5555555555555_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q3f81111111111111_avx2<>+0(SB)/8, $0x3f81111111111111
-DATA q3f81111111111111_avx2<>+8(SB)/8, $0x3f81111111111111
-DATA q3f81111111111111_avx2<>+16(SB)/8, $0x3f81111111111111
-DATA q3f81111111111111_avx2<>+24(SB)/8, $0x3f81111111111111
-DATA q3f81111111111111_avx2<>+32(SB)/8, $0x3f81111111111111
-DATA q3f81111111111111_avx2<>+40(SB)/8, $0x3f81111111111111
-DATA q3f81111111111111_avx2<>+48(SB)/8, $0x3f81111111111111
-DATA q3f81111111111111_avx2<>+56(SB)/8, $0x3f81111111111111
-GLOBL q3f81111111111111_avx2<>(SB), RODATA|NOPTR, $64
+DATA k3f81111111111111_avx2<>+0(SB)/8, $0x3f81111111111111
+DATA k3f81111111111111_avx2<>+8(SB)/8, $0x3f81111111111111
+DATA k3f81111111111111_avx2<>+16(SB)/8, $0x3f81111111111111
+DATA k3f81111111111111_avx2<>+24(SB)/8, $0x3f81111111111111
+DATA k3f81111111111111_avx2<>+32(SB)/8, $0x3f81111111111111
+DATA k3f81111111111111_avx2<>+40(SB)/8, $0x3f81111111111111
+DATA k3f81111111111111_avx2<>+48(SB)/8, $0x3f81111111111111
+DATA k3f81111111111111_avx2<>+56(SB)/8, $0x3f81111111111111
+GLOBL k3f81111111111111_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA qbfe0000000000000_avx2<>+0(SB)/8, $0xbfe0000000000000
-DATA qbfe0000000000000_avx2<>+8(SB)/8, $0xbfe0000000000000
-DATA qbfe0000000000000_avx2<>+16(SB)/8, $0xbfe0000000000000
-DATA qbfe0000000000000_avx2<>+24(SB)/8, $0xbfe0000000000000
-DATA qbfe0000000000000_avx2<>+32(SB)/8, $0xbfe0000000000000
-DATA qbfe0000000000000_avx2<>+40(SB)/8, $0xbfe0000000000000
-DATA qbfe0000000000000_avx2<>+48(SB)/8, $0xbfe0000000000000
-DATA qbfe0000000000000_avx2<>+56(SB)/8, $0xbfe0000000000000
-GLOBL qbfe0000000000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbfe0000000000000_avx2<>+0(SB)/8, $0xbfe0000000000000
+DATA kbfe0000000000000_avx2<>+8(SB)/8, $0xbfe0000000000000
+DATA kbfe0000000000000_avx2<>+16(SB)/8, $0xbfe0000000000000
+DATA kbfe0000000000000_avx2<>+24(SB)/8, $0xbfe0000000000000
+DATA kbfe0000000000000_avx2<>+32(SB)/8, $0xbfe0000000000000
+DATA kbfe0000000000000_avx2<>+40(SB)/8, $0xbfe0000000000000
+DATA kbfe0000000000000_avx2<>+48(SB)/8, $0xbfe0000000000000
+DATA kbfe0000000000000_avx2<>+56(SB)/8, $0xbfe0000000000000
+GLOBL kbfe0000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA qbfc5555555555555_avx2<>+0(SB)/8, $0xbfc5555555555555
-DATA qbfc5555555555555_avx2<>+8(SB)/8, $0xbfc5555555555555
-DATA qbfc5555555555555_avx2<>+16(SB)/8, $0xbfc5555555555555
-DATA qbfc5555555555555_avx2<>+24(SB)/8, $0xbfc5555555555555
-DATA qbfc5555555555555_avx2<>+32(SB)/8, $0xbfc5555555555555
-DATA qbfc5555555555555_avx2<>+40(SB)/8, $0xbfc5555555555555
-DATA qbfc5555555555555_avx2<>+48(SB)/8, $0xbfc5555555555555
-DATA qbfc5555555555555_avx2<>+56(SB)/8, $0xbfc5555555555555
-GLOBL qbfc5555555555555_avx2<>(SB), RODATA|NOPTR, $64
+DATA kbfc5555555555555_avx2<>+0(SB)/8, $0xbfc5555555555555
+DATA kbfc5555555555555_avx2<>+8(SB)/8, $0xbfc5555555555555
+DATA kbfc5555555555555_avx2<>+16(SB)/8, $0xbfc5555555555555
+DATA kbfc5555555555555_avx2<>+24(SB)/8, $0xbfc5555555555555
+DATA kbfc5555555555555_avx2<>+32(SB)/8, $0xbfc5555555555555
+DATA kbfc5555555555555_avx2<>+40(SB)/8, $0xbfc5555555555555
+DATA kbfc5555555555555_avx2<>+48(SB)/8, $0xbfc5555555555555
+DATA kbfc5555555555555_avx2<>+56(SB)/8, $0xbfc5555555555555
+GLOBL kbfc5555555555555_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q0000000000000001_avx2<>+0(SB)/8, $0x0000000000000001
-DATA q0000000000000001_avx2<>+8(SB)/8, $0x0000000000000001
-DATA q0000000000000001_avx2<>+16(SB)/8, $0x0000000000000001
-DATA q0000000000000001_avx2<>+24(SB)/8, $0x0000000000000001
-DATA q0000000000000001_avx2<>+32(SB)/8, $0x0000000000000001
-DATA q0000000000000001_avx2<>+40(SB)/8, $0x0000000000000001
-DATA q0000000000000001_avx2<>+48(SB)/8, $0x0000000000000001
-DATA q0000000000000001_avx2<>+56(SB)/8, $0x0000000000000001
-GLOBL q0000000000000001_avx2<>(SB), RODATA|NOPTR, $64
+DATA k0000000000000001_avx2<>+0(SB)/8, $0x0000000000000001
+DATA k0000000000000001_avx2<>+8(SB)/8, $0x0000000000000001
+DATA k0000000000000001_avx2<>+16(SB)/8, $0x0000000000000001
+DATA k0000000000000001_avx2<>+24(SB)/8, $0x0000000000000001
+DATA k0000000000000001_avx2<>+32(SB)/8, $0x0000000000000001
+DATA k0000000000000001_avx2<>+40(SB)/8, $0x0000000000000001
+DATA k0000000000000001_avx2<>+48(SB)/8, $0x0000000000000001
+DATA k0000000000000001_avx2<>+56(SB)/8, $0x0000000000000001
+GLOBL k0000000000000001_avx2<>(SB), RODATA|NOPTR, $64
 
-DATA q8000000000000000_avx2<>+0(SB)/8, $0x8000000000000000
-DATA q8000000000000000_avx2<>+8(SB)/8, $0x8000000000000000
-DATA q8000000000000000_avx2<>+16(SB)/8, $0x8000000000000000
-DATA q8000000000000000_avx2<>+24(SB)/8, $0x8000000000000000
-DATA q8000000000000000_avx2<>+32(SB)/8, $0x8000000000000000
-DATA q8000000000000000_avx2<>+40(SB)/8, $0x8000000000000000
-DATA q8000000000000000_avx2<>+48(SB)/8, $0x8000000000000000
-DATA q8000000000000000_avx2<>+56(SB)/8, $0x8000000000000000
-GLOBL q8000000000000000_avx2<>(SB), RODATA|NOPTR, $64
+DATA k8000000000000000_avx2<>+0(SB)/8, $0x8000000000000000
+DATA k8000000000000000_avx2<>+8(SB)/8, $0x8000000000000000
+DATA k8000000000000000_avx2<>+16(SB)/8, $0x8000000000000000
+DATA k8000000000000000_avx2<>+24(SB)/8, $0x8000000000000000
+DATA k8000000000000000_avx2<>+32(SB)/8, $0x8000000000000000
+DATA k8000000000000000_avx2<>+40(SB)/8, $0x8000000000000000
+DATA k8000000000000000_avx2<>+48(SB)/8, $0x8000000000000000
+DATA k8000000000000000_avx2<>+56(SB)/8, $0x8000000000000000
+GLOBL k8000000000000000_avx2<>(SB), RODATA|NOPTR, $64
 
 // func adamWAVX2(params []float32, m []float32, v []float32, grad []float32, h *float32)
 // Requires: AVX, FMA3

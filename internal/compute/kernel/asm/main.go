@@ -69,16 +69,19 @@ func main() {
 	Generate()
 }
 
-// constants hold 16 copies of a 32-bit value in read-only memory.
-var constants = map[uint32]Mem{}
+// constants hold 8 copies of a 64-bit value in read-only memory.
+var constants = map[uint64]Mem{}
 
-func constant(bits uint32) Mem {
+// constant returns 16 copies of a 32-bit value, and constant64 8 of a 64-bit one.
+func constant(bits uint32) Mem { return constant64(uint64(bits)<<32 | uint64(bits)) }
+
+func constant64(bits uint64) Mem {
 	if m, ok := constants[bits]; ok {
 		return m
 	}
-	m := GLOBL(fmt.Sprintf("k%08x_%s", bits, *path), RODATA|NOPTR)
-	for i := range 16 {
-		DATA(4*i, U32(bits))
+	m := GLOBL(fmt.Sprintf("k%016x_%s", bits, *path), RODATA|NOPTR)
+	for i := range 8 {
+		DATA(8*i, U64(bits))
 	}
 	constants[bits] = m
 	return m

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"math"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -208,23 +207,8 @@ func normalsKernel() {
 	ret()
 }
 
-// doubles hold 8 copies of a 64-bit value in read-only memory.
-var doubles = map[uint64]Mem{}
-
-// d returns the constant of a float64, and q that of 64 bits.
-func d(x float64) Mem { return q(math.Float64bits(x)) }
-
-func q(bits uint64) Mem {
-	if m, ok := doubles[bits]; ok {
-		return m
-	}
-	m := GLOBL(fmt.Sprintf("q%016x_%s", bits, *path), RODATA|NOPTR)
-	for i := range 8 {
-		DATA(8*i, U64(bits))
-	}
-	doubles[bits] = m
-	return m
-}
+// d returns the constant of a float64.
+func d(x float64) Mem { return constant64(math.Float64bits(x)) }
 
 func add64(a, b Op) VecVirtual { return binary(VADDPD, a, b) }
 func sub64(a, b Op) VecVirtual { return binary(VSUBPD, a, b) }
@@ -258,7 +242,7 @@ const magic = 1 << 52
 
 // whole returns the integers x, of at most 52 bits, as float64 less a number; it uses up x.
 func whole(x VecVirtual, less float64) VecVirtual {
-	or64(x, q(math.Float64bits(magic)))
+	or64(x, constant64(math.Float64bits(magic)))
 	return sub64(x, d(magic+less))
 }
 
@@ -297,17 +281,17 @@ func rootOfLog(x VecVirtual) VecVirtual {
 	VPSRLQ(Imm(52), x, exponent)
 	k := whole(exponent, 1022)
 	m := x
-	and64(m, q(1<<52-1))
-	or64(m, q(1022<<52)) // in [1/2,1)
+	and64(m, constant64(1<<52-1))
+	or64(m, constant64(1022<<52)) // in [1/2,1)
 	const less = 1
 	if wide() {
 		below := K()
-		VCMPPD(Imm(less), q(0x3FE6A09E667F3BCD), m, below)
+		VCMPPD(Imm(less), constant64(0x3FE6A09E667F3BCD), m, below)
 		VSUBPD(d(1), k, below, k)
 		VADDPD(m, m, below, m)
 	} else {
 		below := vec()
-		VCMPPD(Imm(less), q(0x3FE6A09E667F3BCD), m, below)
+		VCMPPD(Imm(less), constant64(0x3FE6A09E667F3BCD), m, below)
 		one := vec()
 		VANDPD(d(1), below, one)
 		VSUBPD(one, k, k)
@@ -354,7 +338,7 @@ func cosTurn(t VecVirtual) VecVirtual {
 	var choose func(cos, sin Op) VecVirtual
 	if wide() {
 		odd := K()
-		VPTESTMQ(q(1), number, odd)
+		VPTESTMQ(constant64(1), number, odd)
 		choose = func(cos, sin Op) VecVirtual {
 			v := vec()
 			VMOVUPD(cos, v)
@@ -377,9 +361,9 @@ func cosTurn(t VecVirtual) VecVirtual {
 	}
 	first := choose(d(1), a)
 	cos := add64(first, mul64(first, mul64(z, y)))
-	VPADDQ(q(1), number, number)
+	VPADDQ(constant64(1), number, number)
 	VPSLLQ(Imm(62), number, number)
-	and64(number, q(1<<63))
+	and64(number, constant64(1<<63))
 	if wide() {
 		VPXORQ(number, cos, cos)
 	} else {
