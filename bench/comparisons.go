@@ -62,7 +62,7 @@ var comparisons = []comparison{
 	}, training.Keep},
 	{report.Comparison{
 		Name: "survive", About: "Recovery from SIGKILL with torchrun and a Gloo rebuild", Uses: []string{peers.Torchrun}, Flags: []string{"-seed", "{round}", "-kills", "20", "-turns", "2", "-rebuilds", "5", "-restarts", "1"},
-		Quick: []string{"-kills", "2", "-turns", "1", "-rebuilds", "1", "-restarts", "1", "-workers", "3", "-ranks", "2", "-torch-workers", "2"}, Takes: 4 * time.Minute,
+		Quick: []string{"-kills", "2", "-turns", "1", "-rebuilds", "1", "-restarts", "1", "-workers", "3", "-ranks", "2", "-torch-workers", "2"}, Takes: 5 * time.Minute,
 	}, recovery.Survive},
 	{report.Comparison{
 		Name: "hosts", About: "Recovery when one of several emulated hosts dies", Flags: []string{"-seed", "{round}", "-runs", "4"},

@@ -1,15 +1,17 @@
 """Times how long torchrun takes to train again after the SIGKILL of a worker, for
 bench.
 
-Reads lines "WORKERS KILLS" and answers each with the milliseconds from the signal
-until the last worker begins its first step after it. The model is tiny and nothing is
-read from a checkpoint, so that torchrun's own part is all that counts.
+Reads lines "WORKERS KILLS STEPS" and answers each with KILLS times the milliseconds from the
+signal until the last worker begins its first step after it, and then KILLS times those by which the
+last worker ends the STEPS-th step after it later than if nothing had happened. The model is tiny and
+nothing is read from a checkpoint, so that torchrun's own part is all that counts.
 
 With Python 3.11, to_map of PyTorch 1.13 takes no flags, so it is replaced.
 """
 
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,30 +36,33 @@ def worker(log):
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    first = True
+    life, step = os.environ["TORCHELASTIC_RESTART_COUNT"], 0
     while True:
-        if first:
-            with open(log, "a", encoding="ascii") as f:  # one short line, written at once
-                f.write(f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {os.getpid()} {time.monotonic_ns()}\n")
-        first = False
+        with open(log, "a", encoding="ascii") as f:  # one short line, written at once
+            f.write(f"{life} {step} {os.getpid()} {time.monotonic_ns()}\n")
+        step += 1
         optimizer.zero_grad()
         model(torch.ones(8, 64)).sum().backward()
         optimizer.step()
         time.sleep(0.005)
 
 
-def lives(log, count, workers):
-    """Waits until all workers of a life have begun; returns their lines."""
+def lines(log):
+    """Returns life, step, process and time of each begin of a step."""
+    with open(log, encoding="ascii") as f:
+        return [tuple(map(int, line.split())) for line in f if line.endswith("\n")]
+
+
+def begun(log, life, step, workers):
+    """Waits until all workers of a life have begun a step; returns the processes and the last begin."""
     while True:
-        with open(log, encoding="ascii") as f:
-            lines = [tuple(map(int, line.split())) for line in f if line.endswith("\n")]
-        lines = [line for line in lines if line[0] == count]
-        if len(lines) == workers:
-            return lines
+        those = [line for line in lines(log) if line[:2] == (life, step)]
+        if len(those) == workers:
+            return [pid for _, _, pid, _ in those], max(at for _, _, _, at in those)
         time.sleep(0.005)
 
 
-def restarts(workers, kills):
+def restarts(workers, kills, steps):
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "lives")
         open(log, "w", encoding="ascii").close()
@@ -65,17 +70,21 @@ def restarts(workers, kills):
             [sys.executable, __file__, "agent", "--standalone", "--nnodes=1", f"--nproc_per_node={workers}",
              "--monitor_interval=0.1", f"--max_restarts={kills}", __file__, "worker", log],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        times = []
-        began = lives(log, 0, workers)
+        first, later = [], []
+        pids, _ = begun(log, 0, 0, workers)
         for i in range(kills):
             time.sleep(0.5 + random.random())
             start = time.monotonic_ns()
-            os.kill(random.choice(began)[1], 9)
-            began = lives(log, i + 1, workers)
-            times.append((max(at for _, _, at in began) - start) / 1e6)
+            os.kill(random.choice(pids), 9)
+            before = sorted(at for life, _, pid, at in lines(log) if life == i and pid == pids[0] and at < start)
+            step = statistics.median(b - a for a, b in zip(before, before[1:]))
+            pids, at = begun(log, i + 1, 0, workers)
+            first.append((at - start) / 1e6)
+            _, at = begun(log, i + 1, steps, workers)  # it ends where the next one begins
+            later.append((at - before[-1] - steps * step) / 1e6)
         run.terminate()
         run.wait()
-        return times
+        return first + later
 
 
 def main():
@@ -89,8 +98,7 @@ def main():
 
     print(f"PyTorch {torch.__version__}, torchrun --monitor_interval 0.1", flush=True)
     for line in sys.stdin:
-        workers, kills = line.split()
-        print(*(f"{t:.3f}" for t in restarts(int(workers), int(kills))), flush=True)
+        print(*(f"{t:.3f}" for t in restarts(*map(int, line.split()))), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ import (
 // With -freeze it stops them with SIGSTOP instead, and has no peers: torchrun and Gloo wait for a stopped worker
 // until a timeout of minutes.
 //
+// Each turn also kills a worker of a longer run with --respawn, and one of as many of torchrun; see returns.
+//
 // Each kill is of a fresh run with all its workers, unless -per-run says otherwise; then
 // each one after the first waits until every shard has its mirrors again.
 func Survive(args []string, rec *report.Recorder) error {
@@ -42,6 +44,7 @@ func Survive(args []string, rec *report.Recorder) error {
 	f.IntVar(&b.mirrors, "mirrors", 1, "replicas of each shard")
 	f.IntVar(&b.steps, "steps", 6, "steps of a run")
 	f.BoolVar(&b.tell, "tell", true, "tell each run when its worker was killed, as launcher kill does; total_ms is from then on, not from the end of the process")
+	returns := f.Int("returns", 1, "kills with --respawn, each turn: until as many workers are back, on both sides")
 	turns := f.Int("turns", 5, "turns of each side")
 	rebuilds := f.Int("rebuilds", 10, "of a Gloo group, each turn")
 	restarts := f.Int("restarts", 2, "of torchrun, each turn")
@@ -51,9 +54,9 @@ func Survive(args []string, rec *report.Recorder) error {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	if b.perRun >= b.workers || min(b.kills, b.perRun, b.stages, b.steps, *turns, *rebuilds, *restarts, *ranks, *torchWorkers) < 1 {
-		return fmt.Errorf("-per-run %d of -workers %d, -kills %d, -stages %d, -steps %d, -turns %d, -rebuilds %d, -restarts %d, -ranks %d, -torch-workers %d: give at least 1 each, and more workers than -per-run",
-			b.perRun, b.workers, b.kills, b.stages, b.steps, *turns, *rebuilds, *restarts, *ranks, *torchWorkers)
+	if b.perRun >= b.workers || *returns < 0 || min(b.kills, b.perRun, b.stages, b.steps, *turns, *rebuilds, *restarts, *ranks, *torchWorkers) < 1 {
+		return fmt.Errorf("-per-run %d of -workers %d, -kills %d, -stages %d, -steps %d, -returns %d, -turns %d, -rebuilds %d, -restarts %d, -ranks %d, -torch-workers %d: give at least 1 each, 0 -returns, and more workers than -per-run",
+			b.perRun, b.workers, b.kills, b.stages, b.steps, *returns, *turns, *rebuilds, *restarts, *ranks, *torchWorkers)
 	}
 	if b.fault, b.ended, b.signal = "kill", "exited", "SIGKILL"; *freeze {
 		b.fault, b.ended, b.signal = "freeze", "is stopped", "SIGSTOP"
@@ -97,10 +100,23 @@ func Survive(args []string, rec *report.Recorder) error {
 		Comparison: "survive", Case: fmt.Sprintf("the group of %d ranks (Gloo: of %d)", b.workers, *ranks), Workers: b.workers, Threads: 1,
 		Ours: "query, plan, agree and edit", Theirs: "Gloo group rebuilt", Unit: "ms", Kind: report.Time,
 	}
+	stalls := report.Row{
+		Comparison: "survive", Case: fmt.Sprintf("SIGKILL of one of %d workers, %d stages: sums over the kills of a turn", b.workers, b.stages), Workers: b.workers, Threads: 1,
+		Ours: "stalls, signed", Theirs: "bounds", Unit: "ms", Kind: report.Cost, Goal: 1.3,
+	}
+	back := b.newReturns()
 	for turn := range *turns {
-		before := len(b.total)
+		before, bounds := len(b.total), len(b.bound)
 		if err := b.turn((b.kills*(turn+1) + *turns - 1) / *turns); err != nil {
 			return err
+		}
+		if sum := lab.Sum(b.bound[bounds:]); sum > 0 {
+			stalls.Add(lab.Sum(b.signed[bounds:]), sum)
+		}
+		if !*freeze {
+			if err := back.turn(turn, *returns, torch); err != nil {
+				return err
+			}
 		}
 		if gloo == nil {
 			continue
@@ -114,9 +130,10 @@ func Survive(args []string, rec *report.Recorder) error {
 		if len(b.total) > before {
 			rebuild.Add(lab.Median(b.group[before:]), lab.Median(x))
 		}
-		if x, err = torch.Ask("%d %d", *torchWorkers, *restarts); err != nil {
+		if x, err = torch.Ask("%d %d %d", *torchWorkers, *restarts, laterSteps); err != nil {
 			return err
 		}
+		x = x[:*restarts]
 		fmt.Printf("  turn %d  torchrun, SIGKILL of one of %d workers until the first step: %s\n", turn, *torchWorkers, lab.List(x))
 		restarted = append(restarted, x...)
 		if len(b.total) > before {
@@ -124,7 +141,8 @@ func Survive(args []string, rec *report.Recorder) error {
 		}
 	}
 	if !*freeze {
-		rec.Add(restart, rebuild)
+		rec.Add(restart, rebuild, stalls)
+		rec.Add(back.rows()...)
 	}
 	for _, figure := range []struct {
 		name string
@@ -136,7 +154,11 @@ func Survive(args []string, rec *report.Recorder) error {
 		}
 		rec.Add(row)
 	}
-	return b.report(theirs, restarted)
+	if err := b.report(theirs, restarted); err != nil {
+		return err
+	}
+	back.report()
+	return nil
 }
 
 const surviveBatch = 32
@@ -153,6 +175,7 @@ type surviveBench struct {
 	idle                                           int // kills that came after the end
 
 	total, group, stall  []float64
+	signed, bound        []float64 // of each known stall: by how much the struck step is longer, also below 0; and what it has to be longer by
 	seen, late, gone     []float64 // by the injector: of the recovery, how much more than total, and until the process had ended
 	spanBegan, spanEnded []float64 // the root span less the injector's clock: at the death, and at the end
 	spanEvent            []float64 // how much longer than total_ms it is
@@ -265,6 +288,9 @@ func (b *surviveBench) count(o *lab.Outcome) (wrong string, err error) {
 			if again.Step == r.Step && again.TotalMS == r.TotalMS && again.StallMS != nil {
 				stall = *again.StallMS
 				b.stall = append(b.stall, stall)
+				before := o.StepMS[max(0, r.Step-11) : r.Step-1]
+				b.signed = append(b.signed, o.StepMS[r.Step-1]-lab.Median(before))
+				b.bound = append(b.bound, b.lost(r.RecomputedMicrobatches, lab.Median(before)))
 			}
 		}
 		fmt.Printf("%5d %8.0f %6d %4d  %6.2f %6.2f %6.2f %6.2f %6.2f %6.2f  %6.2f  %6.1f  %25.2f  %11.2f  %11d (%2d)  %5d  %s\n", b.runs, at.Sub(began).Seconds()*1e3, worker, r.Step,
@@ -280,7 +306,7 @@ func (b *surviveBench) count(o *lab.Outcome) (wrong string, err error) {
 		b.span(o, worker, h, s, o.Gone[worker])
 		b.again, b.begun = b.again+r.RecomputedMicrobatches, b.begun+share
 		switch {
-		case r.LinksOpened != 0:
+		case r.LinksOpened != 0 && r.Step > 1: // in the first step those of the first plan may still be missing
 			wrong = fmt.Sprintf("%d links were opened", r.LinksOpened)
 		case r.RecomputedMicrobatches > share:
 			wrong = fmt.Sprintf("%d (stage, micro-batch) pairs ran again, and worker %d had %d", r.RecomputedMicrobatches, worker, share)
@@ -298,6 +324,13 @@ func (b *surviveBench) count(o *lab.Outcome) (wrong string, err error) {
 		wrong = fmt.Sprintf("%d forwards and %d backwards of %d: what was finished on a survivor ran again", forwards, backwards, all)
 	}
 	return wrong, nil
+}
+
+// lost is how long the survivors have to compute at least what is computed again: the processor time of so many (stage, micro-batch) pairs, whole ones,
+// by the processors that survivors have. ms is the time of a step, in which all processors that workers have are busy.
+func (b *surviveBench) lost(pairs int, ms float64) float64 {
+	busy := ms * float64(min(runtime.NumCPU(), b.workers))
+	return float64(pairs) * busy / float64(b.stages*surviveBatch) / float64(min(runtime.NumCPU(), b.workers-1))
 }
 
 // span compares the root span of a recovery with the event and with the injector's clock.
@@ -364,6 +397,10 @@ func (b *surviveBench) report(gloo, torch []float64) error {
 	fmt.Printf("  total_ms: %s\n", lab.Spread95(b.total))
 	fmt.Printf("  query + plan + agree + edit: %s\n", lab.Spread95(b.group))
 	fmt.Printf("  stall_ms: %s\n", lab.Spread95(b.stall))
+	if len(b.bound) > 0 {
+		fmt.Printf("    signed: %s; their bound, the processor time of what is computed again by the processors that survivors have: %s\n", lab.Spread95(b.signed), lab.Spread95(b.bound))
+		fmt.Printf("    sum of %d signed stalls %.0f ms, of their bounds %.0f ms: %.2f\n", len(b.bound), lab.Sum(b.signed), lab.Sum(b.bound), lab.Sum(b.signed)/lab.Sum(b.bound))
+	}
 	fmt.Printf("  by the injector, from before its signal until it saw the end: %s\n", lab.Spread95(b.seen))
 	if b.fault == "kill" {
 		fmt.Printf("  by the injector, from before its signal until the process had ended: %s\n", lab.Spread95(b.gone))
@@ -383,6 +420,6 @@ func (b *surviveBench) report(gloo, torch []float64) error {
 	if len(b.faults) > 0 {
 		return fmt.Errorf("survive: %d runs failed:\n%s", len(b.faults), strings.Join(b.faults, "\n"))
 	}
-	fmt.Printf("  params_sha256, state_sha256 and all metrics of every run are those of the undisturbed one; no link was opened\n")
+	fmt.Printf("  params_sha256, state_sha256 and all metrics of every run are those of the undisturbed one; no link was opened after the first step\n")
 	return nil
 }
