@@ -43,6 +43,8 @@ func Survive(args []string, rec *report.Recorder) error {
 	f.IntVar(&b.stages, "stages", 2, "pipeline stages")
 	f.IntVar(&b.mirrors, "mirrors", 1, "replicas of each shard")
 	f.IntVar(&b.steps, "steps", 6, "steps of a run")
+	model := f.String("model", "small", "small: 3.3 million parameters; 1GB: so many bytes of parameters and optimizer state, in shorter contexts")
+	peered := f.Bool("peers", true, "measure peers and replacements, too")
 	f.BoolVar(&b.tell, "tell", true, "tell each run when its worker was killed, as launcher kill does; total_ms is from then on, not from the end of the process")
 	returns := f.Int("returns", 1, "kills with --respawn, each turn: until as many workers are back, on both sides")
 	turns := f.Int("turns", 5, "turns of each side")
@@ -58,6 +60,14 @@ func Survive(args []string, rec *report.Recorder) error {
 		return fmt.Errorf("-per-run %d of -workers %d, -kills %d, -stages %d, -steps %d, -returns %d, -turns %d, -rebuilds %d, -restarts %d, -ranks %d, -torch-workers %d: give at least 1 each, 0 -returns, and more workers than -per-run",
 			b.perRun, b.workers, b.kills, b.stages, b.steps, *returns, *turns, *rebuilds, *restarts, *ranks, *torchWorkers)
 	}
+	switch *model {
+	case "small":
+		b.model, b.context, b.batch = "--layers 4 --width 256 --heads 8", 128, 32
+	case "1GB":
+		b.model, b.context, b.batch = "--layers 6 --width 1088 --heads 8", 16, 16
+	default:
+		return fmt.Errorf("-model %q: give small or 1GB", *model)
+	}
 	if b.fault, b.ended, b.signal = "kill", "exited", "SIGKILL"; *freeze {
 		b.fault, b.ended, b.signal = "freeze", "is stopped", "SIGSTOP"
 	}
@@ -71,6 +81,8 @@ func Survive(args []string, rec *report.Recorder) error {
 	var gloo, torch *peers.Peer
 	if *freeze {
 		fmt.Println("no peers: they wait for a stopped worker until a timeout of minutes")
+	} else if !*peered {
+		fmt.Println("without peers and replacements")
 	} else if exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil {
 		if gloo, err = peers.StartPeer("gloo_rebuild.py"); err != nil {
 			return err
@@ -84,8 +96,8 @@ func Survive(args []string, rec *report.Recorder) error {
 	} else {
 		fmt.Println("no peers: /usr/bin/python3 cannot import torch (Debian: python3-torch)")
 	}
-	fmt.Printf("%s, kernel path %v, %d cores; GPT of 4 layers, width 256, 8 heads, context 128; global batch %d, micro-batch 1; %d workers, %d stages, %d mirrors, seed %d\n",
-		runtime.Version(), kernel.Active(), runtime.NumCPU(), surviveBatch, b.workers, b.stages, b.mirrors, *seed)
+	fmt.Printf("%s, kernel path %v, %d cores; GPT %s --context %d; global batch %d, micro-batch 1; %d workers, %d stages, %d mirrors, seed %d\n",
+		runtime.Version(), kernel.Active(), runtime.NumCPU(), b.model, b.context, b.batch, b.workers, b.stages, b.mirrors, *seed)
 	if err := b.undisturbed(); err != nil {
 		return err
 	}
@@ -113,7 +125,7 @@ func Survive(args []string, rec *report.Recorder) error {
 		if sum := lab.Sum(b.bound[bounds:]); sum > 0 {
 			stalls.Add(lab.Sum(b.signed[bounds:]), sum)
 		}
-		if !*freeze {
+		if !*freeze && *peered {
 			if err := back.turn(turn, *returns, torch); err != nil {
 				return err
 			}
@@ -161,9 +173,9 @@ func Survive(args []string, rec *report.Recorder) error {
 	return nil
 }
 
-const surviveBatch = 32
-
 type surviveBench struct {
+	model                                          string // flags of the GPT
+	context, batch                                 int
 	lab                                            *lab.Lab
 	kills, perRun, workers, stages, mirrors, steps int
 	tell                                           bool
@@ -187,8 +199,8 @@ type surviveBench struct {
 func (b *surviveBench) trial() lab.Trial {
 	return lab.Trial{
 		Flags: strings.Fields(fmt.Sprintf("--workers %d --stages %d --mirrors %d --threads 1", b.workers, b.stages, b.mirrors)),
-		Program: strings.Fields(fmt.Sprintf("--layers 4 --width 256 --heads 8 --context 128 --global-batch %d --micro-batch 1 --steps %d --eval-every %d",
-			surviveBatch, b.steps, max(1, b.steps/2))),
+		Program: strings.Fields(fmt.Sprintf("%s --context %d --global-batch %d --micro-batch 1 --steps %d --eval-every %d",
+			b.model, b.context, b.batch, b.steps, max(1, b.steps/2))),
 		Limit: 10 * time.Minute,
 	}
 }
@@ -203,7 +215,12 @@ func (b *surviveBench) undisturbed() error {
 		return fmt.Errorf("the undisturbed run: %s\n%s", wrong, o.Output)
 	}
 	b.want = o
-	fmt.Printf("undisturbed: %.2f s, %.0f tokens/s, params_sha256 %s\n", o.Sum.Seconds, o.Sum.TokensPerSecond, o.Sum.ParamsSHA256)
+	held := int64(0)
+	for _, w := range o.Sum.Workers {
+		held += w.ParamBytes
+	}
+	fmt.Printf("undisturbed: %.2f s, %.0f tokens/s, a step %.0f ms; workers own %.1f MB of parameters, mirrors included; params_sha256 %s\n",
+		o.Sum.Seconds, o.Sum.TokensPerSecond, lab.Median(o.StepMS), float64(held)/1e6, o.Sum.ParamsSHA256)
 	return nil
 }
 
@@ -320,7 +337,7 @@ func (b *surviveBench) count(o *lab.Outcome) (wrong string, err error) {
 	for _, w := range o.Sum.Workers {
 		forwards, backwards = forwards+w.Forwards, backwards+w.Backwards
 	}
-	if all := int64(b.steps * surviveBatch * b.stages); o.Sum.Rollbacks == 0 && (forwards > all || backwards > all) {
+	if all := int64(b.steps * b.batch * b.stages); o.Sum.Rollbacks == 0 && (forwards > all || backwards > all) {
 		wrong = fmt.Sprintf("%d forwards and %d backwards of %d: what was finished on a survivor ran again", forwards, backwards, all)
 	}
 	return wrong, nil
@@ -330,7 +347,7 @@ func (b *surviveBench) count(o *lab.Outcome) (wrong string, err error) {
 // by the processors that survivors have. ms is the time of a step, in which all processors that workers have are busy.
 func (b *surviveBench) lost(pairs int, ms float64) float64 {
 	busy := ms * float64(min(runtime.NumCPU(), b.workers))
-	return float64(pairs) * busy / float64(b.stages*surviveBatch) / float64(min(runtime.NumCPU(), b.workers-1))
+	return float64(pairs) * busy / float64(b.stages*b.batch) / float64(min(runtime.NumCPU(), b.workers-1))
 }
 
 // span compares the root span of a recovery with the event and with the injector's clock.
