@@ -187,6 +187,13 @@ func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradien
 			return scratch.Tensor(shape...)
 		})
 	}
+	if f.arena.Owns(dout.F) { // a layer has passed on the loss's gradient, or memory of its forward pass, which the next pass of any lane may use
+		scratch := at.scratch(dout)
+		scratch.Reset()
+		own := scratch.Tensor(dout.Shape...)
+		copy(own.F, dout.F)
+		dout = own
+	}
 	s.Drop(p)
 	return dout
 }

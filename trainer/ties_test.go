@@ -182,3 +182,45 @@ func TestTies(t *testing.T) {
 		}
 	}
 }
+
+// passed passes on what it is given.
+type passed struct{}
+
+func (passed) Params() []Param { return nil }
+
+func (passed) Forward(_ *Context, _ []Tensor, in Tensor) (Tensor, any) { return in, nil }
+
+func (passed) Backward(_ *Context, _ []Tensor, _ any, dout Tensor, _ []Tensor) Tensor { return dout }
+
+// copied is squares with memory of its own for the gradient.
+type copied struct{}
+
+func (copied) Loss(c *Context, out, target Tensor) (sum float64, count int64, dout Tensor) {
+	sum, count, _ = squares{}.Loss(c, out, target)
+	dout = c.Tensor(out.Shape...)
+	copy(dout.F, out.F)
+	return sum, count, dout
+}
+
+// What a stage hands on is its own until the next Backward of the lane, also where a layer has passed on the loss's gradient: another lane
+// begins a pass meanwhile.
+func TestGradientOutlivesItsPass(t *testing.T) {
+	m := Model{Input: Spec{Shape: []int{2}}, Layers: []Layer{passed{}, passed{}}, Loss: copied{}}
+	pool := kernel.NewPool(1)
+	defer pool.Close()
+	s := newStage(&m, 1, 2, describeParams(&m, 2), pool, 1, nil)
+	loss := func(lane int, x ...float32) (engine.Pass, Tensor) {
+		p, _, err := s.Forward(engine.Micro{Step: 1, Samples: 1, Train: true, Lane: lane}, tensor.Of(x, 1, 2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, dout := s.Loss(p, Tensor{})
+		return p, dout
+	}
+	p, dout := loss(0, 1, 2)
+	din := s.Backward(p, dout, make(collected, 2))
+	loss(1, 3, 4)
+	if !slices.Equal(din.F, []float32{1, 2}) {
+		t.Errorf("the gradient is %v now", din.F)
+	}
+}
