@@ -148,10 +148,10 @@ func appendBytes(b []byte, t Tensor) []byte {
 	return b
 }
 
-// trainingSample is sample i of the run, counted over all steps, or so many samples behind it in the data.
-func (p *prepared) trainingSample(o *order.Order, i uint64, skips int) Sample {
+// trainingSample is sample i of the run, counted over all steps, or so many samples behind it in the data, which are n.
+func (p *prepared) trainingSample(o *order.Order, n int, i uint64, skips int) Sample {
 	index, epoch := o.At(i)
-	index = (index + uint64(skips)) % uint64(p.data.Len())
+	index = (index + uint64(skips)) % uint64(n)
 	return Sample{Index: int(index), Epoch: int(epoch), Train: true, Rand: rng.ForSample(p.Seed, epoch, index)}
 }
 

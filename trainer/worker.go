@@ -56,7 +56,8 @@ func jobError(err error) error {
 
 // worker returns the job as a worker process runs it, which records its calls of user code.
 func (p *prepared) worker(calls *process.Calls) *process.Job {
-	schedule, samples := p.Optimizer.schedule(), order.New(p.Seed, p.data.Len())
+	n := p.data.Len() // not asked for again: other goroutines may be in Sample
+	schedule, samples := p.Optimizer.schedule(), order.New(p.Seed, n)
 	p.describe()
 	j := &p.run
 	j.CheckpointEvery, j.CheckpointSteps = max(p.CheckpointEvery, 0), p.CheckpointSteps
@@ -72,7 +73,7 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 	var looking sync.Mutex // for a place in the order of the samples
 	j.Load = func(calls *process.Calls, i uint64, skips int, in, target Tensor) error {
 		looking.Lock()
-		s := p.trainingSample(samples, i, skips)
+		s := p.trainingSample(samples, n, i, skips)
 		looking.Unlock()
 		return read(calls, p.data, s, in, target)
 	}
@@ -80,7 +81,7 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		j.Readers = c.Readers()
 	}
 	j.Index = func(i uint64, skips int) int {
-		return p.trainingSample(order.New(p.Seed, p.data.Len()), i, skips).Index
+		return p.trainingSample(order.New(p.Seed, n), n, i, skips).Index
 	}
 	for _, m := range p.Model.Metrics {
 		j.Metrics = append(j.Metrics, m.Name)
