@@ -218,15 +218,31 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	if !c.planned(m.Worker) {
 		return append([]Effect{note("%s; the plan does without it", e.Cause)}, c.fewer(now)...)
 	}
+	if again := c.crashedAgain(e); again != nil {
+		return c.end(again)
+	}
+	return c.recovery.lost(now, e)
+}
+
+// crashedAgain notes what ran as a worker ended by a fault of its own, and returns an error if some of it ran on another one that did.
+func (c *Controller) crashedAgain(e Dead) error {
+	var again *CrashError
 	for _, crash := range e.Crashed {
 		for _, was := range c.crashes {
-			if was.Crash == crash && was.worker != e.Worker {
-				return c.end(&CrashError{Crash: was.Crash, Workers: [2]id.WorkerID{was.worker.ID, e.Worker.ID}, Cause: e.Cause})
+			switch {
+			case was.Crash != crash || was.worker == e.Worker:
+			case again == nil:
+				again = &CrashError{Crash: crash, Workers: [2]id.WorkerID{was.worker.ID, e.Worker.ID}, Cause: e.Cause}
+			case crash != again.Crash && !slices.Contains(again.Beside, crash.Pair):
+				again.Beside = append(again.Beside, crash.Pair)
 			}
 		}
 		c.crashes = append(slices.DeleteFunc(c.crashes, func(was crashed) bool { return was.Step < crash.Step }), crashed{crash, e.Worker})
 	}
-	return c.recovery.lost(now, e)
+	if again == nil {
+		return nil
+	}
+	return again
 }
 
 // fewer continues without a member whose state is not needed.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
 // NoWorkersError is the error of [End] when the last worker has died, and no other is awaited.
@@ -31,12 +32,17 @@ func (e *FewError) Error() string {
 type CrashError struct {
 	Crash
 	Workers [2]id.WorkerID
-	Cause   string // of the second
+	Cause   string       // of the second
+	Beside  []graph.Pair // that ran on both as well, and may be to blame instead
 }
 
 func (e *CrashError) Error() string {
-	return fmt.Sprintf("%s, as worker %d before it, in stage %d of micro-batch %d in step %d",
+	text := fmt.Sprintf("%s, as worker %d before it, in stage %d of micro-batch %d in step %d",
 		e.Cause, e.Workers[0], e.Stage, e.Micro, e.Step)
+	for _, p := range e.Beside {
+		text += fmt.Sprintf(", or in stage %d of micro-batch %d, which ran beside it", p.Stage, p.Micro)
+	}
+	return text
 }
 
 // ReportError is the error of [End] when answers cannot be true together.
