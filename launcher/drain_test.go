@@ -50,7 +50,8 @@ func TestDrain(t *testing.T) {
 			if len(c.leave) == c.machines {
 				steps = 1e6 // on a crowded machine it must not end before the last one is to leave
 			}
-			all := gatheredFor(t, c.machines, mlp, "--steps", strconv.Itoa(steps), "--micro-batch", "4", "--eval-every", "0", "--checkpoint-every", "100ms")
+			// A slow worker keeps the run from its end until the last one is to leave.
+			all := gatheredFor(t, c.machines, "--chaos", "slow:1@1:0.3", mlp, "--steps", strconv.Itoa(steps), "--micro-batch", "4", "--eval-every", "0", "--checkpoint-every", "100ms")
 			t.Cleanup(func() {
 				for i, m := range all {
 					if t.Failed() {

@@ -27,7 +27,7 @@ func TestMachinesRollBack(t *testing.T) {
 	built(t)
 	t.Parallel()
 	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
-	all := gathered(t, 3, "--mirrors", "0")
+	all := gathered(t, 3, "--mirrors", "0", "--chaos", "slow:1@1:0.3") // so that it is not over before a machine is killed
 	await(t, "a checkpoint", func() bool { return all[0].saved() > 10 })
 	all[0].kill(t) // it leads
 	for i, m := range all[1:] {
@@ -52,11 +52,9 @@ func TestMachinesResume(t *testing.T) {
 	built(t)
 	t.Parallel()
 	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
-	was := gathered(t, 3)
+	was := gathered(t, 3, "--chaos", "slow:1@1:0.3") // the same
 	await(t, "a checkpoint", func() bool { return was[1].saved() > 10 && was[2].saved() > 10 })
-	for _, m := range was {
-		m.kill(t)
-	}
+	killAll(t, was...)
 	for _, m := range was {
 		m.end(t)
 	}

@@ -134,7 +134,7 @@ func TestMachinesAreReplaced(t *testing.T) {
 		text, _ := os.ReadFile(ms[i].Path("/tmp/run/events.jsonl"))
 		return bytes.Count(text, []byte(part))
 	}
-	program := append([]string{ms[0].CopyIn(emulated), "--layer-ms", "6"}, cutJob...)
+	program := append([]string{ms[0].CopyIn(emulated), "--layer-ms", "12"}, cutJob...)
 	first := ms[0].Command(ms[0].CopyIn(binary), append([]string{"run", "--plain", "--run-dir", "/tmp/run", "--listen", "--wait-hosts", "3", "--workers", "1", "--threads", "1"}, program...)...)
 	first.Stdout, first.Stderr = &outs[0], &outs[0]
 	if err := first.Start(); err != nil {

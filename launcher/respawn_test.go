@@ -15,13 +15,15 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// signalAll sends a signal to all workers, as nearly at once as can be.
+// signalAll sends a signal to all workers. Their agent, which is stopped meanwhile, sees it at once of all.
 func (r *underWay) signalAll(s syscall.Signal) {
 	r.t.Helper()
 	run, err := rundir.ReadWorkers(r.dir)
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	syscall.Kill(r.cmd.Process.Pid, syscall.SIGSTOP)
+	defer syscall.Kill(r.cmd.Process.Pid, syscall.SIGCONT)
 	for _, p := range run.Workers {
 		syscall.Kill(p.PID, s)
 	}

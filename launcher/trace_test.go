@@ -125,7 +125,9 @@ func named(spans []trace.Span, in trace.ID, name string) (all []trace.Span) {
 func traced(t *testing.T, flags ...string) (c *collector, file []trace.Span, events []rundir.Event, steps []rundir.Metrics) {
 	t.Helper()
 	c = collect(t)
-	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...)
+	// Links to a worker that ends are forgiven for a tenth of --detect: on a busy machine its end may be known later than that by default,
+	// and then it is two recoveries.
+	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--detect", "5s"}, flags...)
 	cmd := launch(t, append(args, mlp, "--steps", "200", "--micro-batch", "4", "--checkpoint-every", "20ms")...)
 	cmd.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_ENDPOINT="+c.url, "OTEL_EXPORTER_OTLP_HEADERS=authorization=top-secret", "SECRET=top-secret")
 	if status, stdout, stderr := result(t, cmd); status != 0 {
@@ -331,12 +333,16 @@ func TestFaultDuringARecoveryIsATraceOfItsOwn(t *testing.T) {
 		_, file, events, steps = traced(t, "--workers", "4", "--mirrors", "2", "--chaos", "freeze:1@7,kill:2@7+8")
 		roots = named(file, trace.ID{}, trace.Recovery)
 		if len(roots) != 2 {
-			t.Fatalf("%d recoveries", len(roots))
+			t.Logf("try %d: %d recoveries", try, len(roots))
+			continue
 		}
 		if apart := roots[0].End.Before(roots[1].Start) || roots[1].End.Before(roots[0].Start); !apart {
 			break
 		}
 		t.Logf("try %d: one recovery after the other", try)
+	}
+	if len(roots) != 2 {
+		t.Fatal("no try had two recoveries")
 	}
 	if roots[0].Start.After(roots[1].Start) {
 		roots[0], roots[1] = roots[1], roots[0]

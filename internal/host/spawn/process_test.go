@@ -46,7 +46,7 @@ func spinning(t *testing.T, id int) (p *process, conn *control.Conn, child strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	for p.progress.State().Step == 0 {
+	for p.progress.State().Running == nil { // which it says last
 		time.Sleep(time.Millisecond)
 	}
 	return p, conn, m.(control.Output).Text
