@@ -33,6 +33,7 @@ type Config struct {
 	Digests                          bool          // memory is checked
 	Derive                           bool          // the run begins with moments that are zeros
 	Passes                           int           // that a worker runs at a time; 0 means 1
+	Flying                           int           // see core.Config
 	Keeping                          bool          // passes keep gradients until the last one of a step
 	Verify                           int           // micro-batches that a worker runs for each that it repeats; 0: none
 	Trace                            bool          // keep a log of events

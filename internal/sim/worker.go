@@ -121,7 +121,7 @@ func (w *worker) begins(first control.Order) {
 		layers = append(layers, core.Layer{Name: layerName(i), Blocks: zero.Blocks(all)})
 	}
 	w.core = core.New(core.Config{
-		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1, Derive: w.c.cfg.Derive, Passes: w.c.cfg.Passes,
+		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1, Derive: w.c.cfg.Derive, Passes: w.c.cfg.Passes, Flying: w.c.cfg.Flying,
 		Job: rundir.Job{Zero: w.c.cfg.Zero, NoDigests: !w.c.cfg.Digests, Verify: w.c.cfg.Verify, MicroBatch: microBatch, Seed: w.c.cfg.Seed},
 	})
 	early := w.early
@@ -351,6 +351,9 @@ func (w *worker) perform(d core.Duty) {
 		w.post(d.To, message{key: d.Key, value: w.load(d.From, d.Data)})
 	case core.SendFill:
 		w.post(d.Transfer.To, message{key: d.Key, value: w.loadFill(d)})
+		if d.Content == core.BaseState {
+			w.in(w.c.delay(2*time.Millisecond), func() { w.step(core.BaseSent{Transfer: d.Transfer}) })
+		}
 	case core.Edit:
 		w.edit(d)
 	case core.Reduce:

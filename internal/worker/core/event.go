@@ -92,6 +92,8 @@ type (
 	Copied struct{ Transfers []Transfer }
 	// BasesCopied ends [CopyBases].
 	BasesCopied struct{}
+	// BaseSent says that the base of a transfer is sent, or will not be.
+	BaseSent struct{ Transfer Transfer }
 	// Repeated ends [Repeat].
 	Repeated struct{}
 	// Updated ends [Update].

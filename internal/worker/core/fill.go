@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -16,7 +17,8 @@ import (
 // on sends the gradient of every step, too, as soon as it is complete, and the numbers of the update after the commit. The
 // destination applies the same updates to the same bits, so that it has what the source has; when a commit makes it the owner, the
 // gradient, which takes long, is there already. Messages carry names of their own, which do not end with the step, and come from
-// memory of their own, so a destination that is behind holds up no other worker.
+// memory of their own, so a destination that is behind holds up no other worker. That memory is bounded: further copies are made once
+// others are sent, as of whatever step that is in.
 
 // BaseHead is the numbers before the data of a base: the step it is of.
 const BaseHead = 1
@@ -41,6 +43,7 @@ type outgoing struct {
 	Transfer
 	tried bool // a copy was made at once; where the source was altered it is made after the next update
 	based bool // the copy is made
+	sent  bool // and sent
 }
 
 // incoming is a range that this worker will hold.
@@ -134,18 +137,48 @@ func (w *Worker) base() bool {
 	if at < 0 || w.state != Working || w.repairing() {
 		return false
 	}
-	d := CopyBases{Lane: at, Step: w.passed.Step}
-	for _, o := range w.outgoing {
-		if sh := w.source(o.Range); sh != nil && !o.tried && !o.based {
-			o.tried = true
-			d.Copies = append(d.Copies, Copy{o.Transfer, sh.Range})
-		}
-	}
+	d := CopyBases{Lane: at, Step: w.passed.Step, Copies: w.dueBases(nil)}
 	if len(d.Copies) > 0 {
 		w.lanes[at].on = onFill
 		w.emit(d)
 	}
 	return len(d.Copies) > 0
+}
+
+// dueBases appends the bases to be copied now that have not been tried: as many as may fly at a time, and one at least.
+func (w *Worker) dueBases(copies []Copy) []Copy {
+	flying := 0
+	size := func(r id.Range) int { return (1 + w.c.Moments) * (r.Hi - r.Lo) }
+	for _, o := range w.outgoing {
+		if o.based && !o.sent {
+			flying += size(o.Range)
+		}
+	}
+	for _, c := range copies {
+		flying += size(c.Range)
+	}
+	for _, o := range w.outgoing {
+		sh := w.source(o.Range)
+		if sh == nil || o.tried || o.based {
+			continue
+		}
+		if flying > 0 && flying+size(o.Range) > cmp.Or(w.c.Flying, 16<<20) {
+			break
+		}
+		flying += size(o.Range)
+		o.tried = true
+		copies = append(copies, Copy{o.Transfer, sh.Range})
+	}
+	return copies
+}
+
+// baseSent makes room for further bases.
+func (w *Worker) baseSent(t Transfer) {
+	for _, o := range w.outgoing {
+		if o.Transfer == t {
+			o.sent = true
+		}
+	}
 }
 
 // copied sends the bases that were copied. Others are made after another update: their source was altered, which the next exchange

@@ -441,10 +441,11 @@ func (w *Worker) update(r *request, try key.Try, u zero.Update) {
 	w.tellUpdate(u, try)
 	d := Update{Update: u, Save: r.save, Stopped: r.result.Stop != ""}
 	for _, o := range w.outgoing {
-		if sh := w.source(o.Range); sh != nil && !o.based {
+		if sh := w.source(o.Range); sh != nil && o.tried && !o.based {
 			d.Copies = append(d.Copies, Copy{o.Transfer, sh.Range})
 		}
 	}
+	d.Copies = w.dueBases(d.Copies)
 	w.occupy(onJob)
 	w.emit(d)
 }

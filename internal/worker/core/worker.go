@@ -34,6 +34,7 @@ type Config struct {
 	// workers is that of a worker that joins.
 	First     control.Order
 	Moments   int // arrays of the optimizer's state
+	Flying    int // numbers in bases that are copied and not sent yet, but for the first; 0 means 16 Mi, which are 64 MiB
 	NormScale int // see [zero.NormScale]
 	// Derive says that the run begins with moments that are zeros: then shards of the layers that are served here need no Prepare.
 	Derive bool
@@ -306,6 +307,8 @@ func (w *Worker) Step(ev Event) {
 		if sh := w.all[ev.Range]; sh != nil {
 			w.spread(sh, w.passed.Step, nil)
 		}
+	case BaseSent:
+		w.baseSent(ev.Transfer)
 	case Copied:
 		w.copied(ev.Transfers)
 	default:

@@ -29,8 +29,9 @@ import (
 
 // lane is a goroutine that computes, one task after the other.
 type lane struct {
-	tasks chan func()
-	meter *meter.Thread
+	tasks  chan func()
+	meter  *meter.Thread
+	waited time.Duration // in the task of the moment; of the lane's goroutine
 }
 
 // runCompute is the goroutine of a lane. It keeps its OS thread: on a busy machine, the other goroutines wait less for one of
@@ -76,9 +77,9 @@ func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
 			e.mail.put(end)
 		}()
 		end.began = e.now()
-		end.of.Lane, end.of.Beside = lane, e.beside()
+		end.of.Lane, end.of.Beside, e.lanes[lane].waited = lane, e.beside(), 0
 		end.err = f(&end)
-		end.of.Beside = max(end.of.Beside, e.beside())
+		end.of.Beside, end.of.Waited = max(end.of.Beside, e.beside()), e.lanes[lane].waited
 		end.ended = e.now()
 	}
 	select {
@@ -146,8 +147,8 @@ func (e *Engine) forward(d core.Run) {
 	clock := e.lanes[d.Lane].meter
 	w.micro.Ready = func(layer int) error {
 		defer clock.Lap(layer)
-		if e.gates[layer].isOpen() {
-			return nil
+		if err := e.ctx.Err(); err != nil || e.gates[layer].isOpen() {
+			return err // nobody waits for the pass where the engine ends
 		}
 		began, resume := e.now(), clock.Hold()
 		kernel.Leave(e.c.Pool)
@@ -156,7 +157,7 @@ func (e *Engine) forward(d core.Run) {
 			e.active.Add(1)
 			kernel.Enter(e.c.Pool)
 			resume()
-			e.span(trace.Gather, began, e.laneSpan(d.Lane, layer))
+			e.waited(trace.Gather, began, d.Lane, layer)
 		}()
 		return e.gates[layer].wait(e.ctx)
 	}
@@ -177,7 +178,7 @@ func (e *Engine) forward(d core.Run) {
 			done.Made = out.Shape
 			end.event, end.take = done, func() {
 				e.forwards++
-				e.reading += w.reading / int64(len(e.lanes))
+				e.reading += w.reading / e.atOnce(s)
 				e.made[key.Tensor{Boundary: s + 1, Micro: m}] = out
 			}
 			return nil
@@ -188,7 +189,7 @@ func (e *Engine) forward(d core.Run) {
 		}
 		end.event, end.take = done, func() {
 			e.forwards++
-			e.reading += w.reading / int64(len(e.lanes))
+			e.reading += w.reading / e.atOnce(s)
 			e.losses.Put(tree.Leaf(m), loss)
 			if e.suspect < 0 {
 				e.suspect = suspect
@@ -531,8 +532,9 @@ func (e *Engine) copy(d core.CopyBases) {
 	})
 }
 
-// sources returns the shards of copies.
+// sources returns the shards of copies that are to be made.
 func (e *Engine) sources(copies []core.Copy) (all []*shard) {
+	e.copies = e.copies || len(copies) > 0
 	for _, c := range copies {
 		all = append(all, e.shards[c.Source])
 	}

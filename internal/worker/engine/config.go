@@ -121,10 +121,11 @@ type Span struct {
 	Stage, Micro, Layer int
 	First               int // layer of the stage, of a pass
 	Peer                id.WorkerID
-	Back                bool  // a boundary tensor on its way back
-	Bytes               int64 // 0: not known
-	Lane                int   // in which that was
-	Beside              int   // tasks that were computed at the same time, with this one; 0: it was the only one
+	Back                bool          // a boundary tensor on its way back
+	Bytes               int64         // 0: not known
+	Lane                int           // in which that was
+	Beside              int           // tasks that were computed at the same time, with this one; 0: it was the only one
+	Waited              time.Duration // of a pass: for parameters and samples
 }
 
 // now returns the time if spans are wanted. Otherwise the clock is not read.
@@ -151,8 +152,16 @@ func spanOf(layer int, bytes int64) Span {
 // laneSpan is a span about a layer, or about nothing if that is -1, in a lane.
 func (e *Engine) laneSpan(lane, layer int) Span {
 	s := spanOf(layer, 0)
-	s.Lane, s.Beside = lane, e.beside()
+	s.Lane = lane
 	return s
+}
+
+// waited reports a wait of a pass that has ended now.
+func (e *Engine) waited(name string, began time.Time, lane, layer int) {
+	if e.c.Span != nil {
+		e.span(name, began, e.laneSpan(lane, layer))
+		e.lanes[lane].waited += time.Since(began)
+	}
 }
 
 func (e *Engine) phase(step int, phase string) {

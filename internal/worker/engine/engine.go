@@ -98,6 +98,9 @@ func New(c Config) (*Engine, error) {
 		job.Layers = append(job.Layers, core.Layer{Name: l.Name, Blocks: zero.Blocks(l.Tensors)})
 	}
 	e.core = core.New(job)
+	for i := range Lanes {
+		c.Progress.End(i) // the engine before may have been left in the middle of passes
+	}
 	for range max(c.Passes, 1) {
 		l := &lane{tasks: make(chan func(), 1), meter: c.Meter.Thread()}
 		e.lanes = append(e.lanes, l)
@@ -217,6 +220,11 @@ func (e *Engine) handle(m any) {
 		e.endOp(m)
 	case taskEnded:
 		e.endTask(m)
+	case baseSent:
+		if e.copies {
+			e.spares.put(m.base)
+		}
+		e.core.Step(core.BaseSent{Transfer: m.transfer})
 	case copied:
 		e.bases = m.bases
 		e.core.Step(core.Copied{Transfers: slices.Collect(maps.Keys(m.bases))})
@@ -295,6 +303,8 @@ func (e *Engine) perform(d core.Duty) {
 		e.fail(e.found(d.Range))
 	case core.Forget:
 		clear(e.incoming)
+		e.copies = false
+		e.spares.drop()
 		if d.Sends {
 			e.stopFills()
 		}

@@ -50,6 +50,8 @@ type memory struct {
 	blocks   map[blockArray][]float32
 	incoming map[id.Range]*incoming
 	bases    map[core.Transfer][]float32
+	copies   bool // bases are being copied, so that memory of those which are sent is of use
+	spares   pool // such memory
 
 	free    pool
 	late    []lateBuffer
@@ -360,7 +362,7 @@ func (e *Engine) copyBases(copies []core.Copy, sources []*shard, step int) map[c
 	for i, c := range copies {
 		sh := sources[i]
 		lo, hi := c.Range.Lo-sh.Lo, c.Range.Hi-sh.Lo
-		m := pages.Make(core.BaseHead + (1+len(sh.state.Moments))*(hi-lo))
+		m := e.spares.get(core.BaseHead + (1+len(sh.state.Moments))*(hi-lo))
 		m[0] = math.Float32frombits(uint32(step))
 		for i, x := range sh.arrays() {
 			pages.Copy(m[core.BaseHead+i*(hi-lo):], x[lo:hi])
@@ -504,6 +506,13 @@ func (p *pool) get(n int) []float32 {
 		return p.make(n)
 	}
 	return pages.Make(n)
+}
+
+// drop gives up the memory that is free.
+func (p *pool) drop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free = nil
 }
 
 func (p *pool) put(x []float32) {

@@ -177,12 +177,13 @@ const fillPriority comm.Priority = 1<<16 - 1
 // sendFill posts a message of a transfer.
 func (e *Engine) sendFill(d core.SendFill) {
 	data, prio := d.Data, fillPriority
-	var g []float32
+	var g, base []float32
 	switch r := d.Transfer.Range; d.Content {
 	case core.Words:
 		prio = comm.Control
 	case core.BaseState:
-		data = comm.Bytes(e.bases[d.Transfer])
+		base = e.bases[d.Transfer]
+		data = comm.Bytes(base)
 		delete(e.bases, d.Transfer)
 	case core.Increment:
 		g = e.free.get(r.Hi - r.Lo)
@@ -194,6 +195,15 @@ func (e *Engine) sendFill(d core.SendFill) {
 	if g != nil {
 		e.late = append(e.late, lateBuffer{g, []<-chan struct{}{s.Done()}})
 	}
+	if base != nil {
+		s.OnDone(func() { e.mail.put(baseSent{d.Transfer, base}) })
+	}
+}
+
+// baseSent says that a base is sent, and gives its memory back.
+type baseSent struct {
+	transfer core.Transfer
+	base     []float32
 }
 
 // stopFills cancels what is being sent of transfers.

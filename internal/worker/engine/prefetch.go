@@ -238,13 +238,24 @@ func (e *Engine) upcoming(step int, after graph.Pair) (next []readKey) {
 	return next
 }
 
+// atOnce returns how many passes of a stage run here at a time: one for each lane, unless there are fewer.
+func (e *Engine) atOnce(stage int) int64 {
+	n := 0
+	for _, w := range e.plan.Route[stage] {
+		if w == e.c.Self.ID {
+			n++
+		}
+	}
+	return int64(min(len(e.lanes), max(n, 1)))
+}
+
 // load brings the samples, and has those read that come next. Meanwhile the lane does not compute.
 func (w *task) load(e *Engine) error {
 	began := time.Now()
 	kernel.Leave(e.c.Pool)
 	defer func() {
 		kernel.Enter(e.c.Pool)
-		e.span(trace.Load, began, e.laneSpan(w.micro.Lane, -1))
+		e.waited(trace.Load, began, w.micro.Lane, -1)
 	}()
 	var ahead bool
 	if w.batch, ahead = e.readAhead(w.micro); ahead {

@@ -44,9 +44,7 @@ func (s *spans) add(x engine.Span) {
 	defer s.mu.Unlock()
 	switch x.Name {
 	case trace.Forward, trace.Backward, trace.Check, trace.Update:
-		s.compute += took / time.Duration(max(x.Beside, 1))
-	case trace.Gather, trace.Load:
-		s.compute -= took / time.Duration(max(x.Beside, 1)) // part of a forward pass
+		s.compute += (took - x.Waited) / time.Duration(max(x.Beside, 1))
 	case trace.Reduce:
 		s.reduced += x.Bytes
 	case trace.Commit, trace.Exchange:
