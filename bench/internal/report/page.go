@@ -350,7 +350,7 @@ func (s *Section) Plots() (all []Plot) {
 		low, high, goals := 1.0, 1.0, map[float64]bool{}
 		for _, r := range s.Rows {
 			x := r.OfRatio()
-			if r.Kind != k || x.N == 0 {
+			if r.Kind != k || x.N == 0 || x.Low <= 0 { // a bar may be on a logarithmic axis
 				continue
 			}
 			label := r.Case + ": " + r.Ours + " / " + r.Theirs

@@ -93,12 +93,13 @@ func (r *Row) OfTheirs() Spread {
 	return spread(x)
 }
 
-// OfRatio describes the ratios of the turns. A turn in which a side measured zero or less has none.
+// OfRatio describes the ratios of the turns. A turn in which a side measured zero or less has none, but for the first of a cost: what is had
+// may cost nothing, or less.
 func (r *Row) OfRatio() Spread {
 	var x []float64
 	for _, s := range r.Samples {
 		switch {
-		case r.Theirs == "" || s.Ours <= 0 || s.Theirs <= 0:
+		case r.Theirs == "" || s.Ours <= 0 && r.Kind != Cost || s.Theirs <= 0:
 		case r.Kind == Time:
 			x = append(x, s.Theirs/s.Ours)
 		default:
