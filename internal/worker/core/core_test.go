@@ -222,6 +222,33 @@ func TestBaseInAStep(t *testing.T) {
 	}
 }
 
+// Bases are copied as far as those on their way leave room, one at least; the next one once another is sent.
+func TestBasesAreBounded(t *testing.T) {
+	w := lone(t)
+	w.plan.Workers, w.passed, w.state, w.c.Flying = []plan.Worker{{ID: 0}}, id.Point{Step: 2}, Working, 1
+	r := RangeOf(w.plan.Shards[0])
+	f := control.Fill{ID: id.Fill{Term: 1, N: 1}}
+	for to := range id.WorkerID(2) {
+		f.Peers = append(f.Peers, control.Peer{Worker: plan.Worker{ID: to + 1}})
+		f.Transfers = append(f.Transfers, plan.Transfer{Range: r, From: 0, To: to + 1})
+	}
+	w.fill(f)
+	for i, o := range w.outgoing {
+		if w.out = nil; !w.base() || !slices.Equal(w.out[0].(CopyBases).Copies, []Copy{{o.Transfer, r}}) {
+			t.Fatalf("base %d: %+v", i, w.out)
+		}
+		w.Step(Copied{[]Transfer{o.Transfer}})
+		w.Step(BasesCopied{})
+		if w.base() {
+			t.Errorf("another base is copied while %d is on its way", i)
+		}
+		w.baseSent(o.Transfer)
+	}
+	if w.base() {
+		t.Error("a third base is copied")
+	}
+}
+
 // Transfers that come while a plan is being applied are made for that plan: they begin once it is applied. A recovery drops them.
 func TestFillBeforeThePlan(t *testing.T) {
 	w := lone(t)

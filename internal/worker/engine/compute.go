@@ -148,7 +148,7 @@ func (e *Engine) forward(d core.Run) {
 	w.micro.Ready = func(layer int) error {
 		defer clock.Lap(layer)
 		if err := e.ctx.Err(); err != nil || e.gates[layer].isOpen() {
-			return err // nobody waits for the pass where the engine ends
+			return err // an engine that ends drops the pass
 		}
 		began, resume := e.now(), clock.Hold()
 		kernel.Leave(e.c.Pool)
