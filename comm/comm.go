@@ -67,6 +67,9 @@ type (
 	Transport = transport.Transport
 	// TCP is the transport over TCP. The zero value listens on the loopback interface and encrypts nothing.
 	TCP = transport.TCP
+	// Host is the transport between workers of one host, through sockets in a folder that they share. Their collectives pass through
+	// memory that they share, where the system allows it.
+	Host = transport.Host
 	// Mem is a network within one process, for tests in testing/synctest bubbles.
 	Mem = transport.Mem
 )

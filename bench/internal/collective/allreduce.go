@@ -18,7 +18,7 @@ import (
 
 // AllReduce compares the all-reduce of a group of workers, on one host with reads of memory and without, and over TCP, with that of OpenMPI, over memory and TCP, and that of
 // Gloo. Each rank is a process. A figure is the mean of some calls in a row, of the slowest rank. Sides take turns; between their turns our ranks sleep, and
-// those of the peers do not exist.
+// those of the peers do not exist, so each side first reduces for some 50 ms that do not count.
 func AllReduce(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("allreduce", flag.ExitOnError)
 	role := f.String("role", "", "rank: a process that this command starts")
@@ -95,6 +95,7 @@ type bench struct {
 type side struct {
 	name string
 	ask  func(elements, rounds, calls int) ([]float64, error)
+	warm int       // rounds that do not count
 	ms   []float64 // the median of each turn
 }
 
@@ -140,16 +141,20 @@ func (b *bench) compare(n int, sizes []int) (err error) {
 		calls := min(max(1, 4<<20/size), 200)
 		fmt.Printf("\n%d ranks, %d bytes, %d calls in a row: ms of a call, medians of each turn\n", n, size, calls)
 		for _, s := range sides {
-			s.ms = nil
+			x, err := s.ask(size/4, 1, calls)
+			if err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+			s.ms, s.warm = nil, int(min(max(1, 50/(x[0]*float64(calls))), 500))
 		}
 		for turn := range b.turns {
 			for i := range sides {
 				s := sides[(turn+i)%len(sides)]
-				x, err := s.ask(size/4, 5, calls)
+				x, err := s.ask(size/4, s.warm+5, calls)
 				if err != nil {
 					return fmt.Errorf("%s: %w", s.name, err)
 				}
-				s.ms = append(s.ms, lab.Median(x))
+				s.ms = append(s.ms, lab.Median(x[s.warm:]))
 			}
 		}
 		b.record(n, size, sides)

@@ -53,8 +53,25 @@ func At(c *net.UnixConn) (*Process, error) {
 // piece is how many bytes one call of the system copies. It cannot be interrupted, and Go's scheduler keeps its thread aside.
 const piece = 1 << 20
 
-// Read fills dst from an address of the process, and makes sure that a word of it has a value after that. It returns [ErrChanged] where
-// the word has another one, and [ErrStopped] if stop, which is asked from time to time where it is not nil, said so; then dst may hold anything. A
+// Another returns the same process once more: each can be closed, and reads at the same time as the other.
+func (p *Process) Another() (*Process, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, net.ErrClosed
+	}
+	fd, err := unix.FcntlInt(uintptr(p.ended[0].Fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cma: process %d: %w", p.pid, err)
+	}
+	return &Process{pid: p.pid, ended: [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}}, nil
+}
+
+// Number returns the number of the process. It may be that of another one as soon as Read says that this one has ended.
+func (p *Process) Number() int { return p.pid }
+
+// Read fills dst from an address of the process, and makes sure that a word of it has a value after that; where wordAddr is 0, there is no word. It returns
+// [ErrChanged] where the word has another one, and [ErrStopped] if stop, which is asked from time to time where it is not nil, said so; then dst may hold anything. A
 // process that has ended is [os.ErrProcessDone].
 func (p *Process) Read(dst []byte, addr, wordAddr, value uint64, stop func() bool) error {
 	p.mu.Lock()
@@ -72,10 +89,12 @@ func (p *Process) Read(dst []byte, addr, wordAddr, value uint64, stop func() boo
 		dst, addr = dst[piece:], addr+piece
 	}
 	// The kernel copies ranges one after the other, so the word is no older than the last byte.
-	if err := p.read(dst, addr, wordAddr); err != nil {
-		return err
+	if len(dst) > 0 || wordAddr != 0 {
+		if err := p.read(dst, addr, wordAddr); err != nil {
+			return err
+		}
 	}
-	if p.word != value {
+	if wordAddr != 0 && p.word != value {
 		return ErrChanged
 	}
 	// Up to now the number was that of the process.

@@ -13,6 +13,12 @@ type Process struct{}
 // At returns nil.
 func At(*net.UnixConn) (*Process, error) { return nil, nil }
 
+// Another fails.
+func (*Process) Another() (*Process, error) { return nil, errors.ErrUnsupported }
+
+// Number returns 0.
+func (*Process) Number() int { return 0 }
+
 // Read fails.
 func (*Process) Read(dst []byte, addr, wordAddr, value uint64, stop func() bool) error {
 	return errors.ErrUnsupported

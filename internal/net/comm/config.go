@@ -77,6 +77,7 @@ type LinkEvent struct {
 	Err  error  // why it is down
 
 	Copies error // why messages of a link within a host are not read from the peer's memory; of a second event if only a trial shows it
+	Board  error // why collectives of groups do not pass through memory that both share; of a second event if it is the peer's
 }
 
 // Validate reports all faults together.

@@ -32,6 +32,8 @@
 //     receiver, out of the sender's memory (package cma). A cancelled message is not
 //     received so, whatever that memory holds since. Where the system does not let one process read
 //     another, Config.OnLink is told, and the data pass through the link.
+//   - Processes of one host open each other's boards (package board), for collectives of package group. Where
+//     they cannot, Config.OnLink is told, and these send messages.
 //   - The reader of a link never waits for a receive. A message above
 //     Config.Eager is sent only against credit, which it gets when its receive
 //     is posted; early smaller ones are bounded by Config.Pool for each peer.
@@ -76,10 +78,10 @@
 //	fetch     one per link within a host: reads large messages from the peer's memory
 //
 // All state is under one lock of the endpoint, held for no system call but
-// Close and SetDeadline of a connection. Callbacks ([Sending.OnDone],
+// Close and SetDeadline of a connection, and those that wake who sleeps on a board or let go of one. Callbacks ([Sending.OnDone],
 // [Receiving.OnDone]) are called without it.
 //
-// # Wire format, version 3
+// # Wire format, version 4
 //
 // A connection carries frames both ways. All numbers are little-endian; the
 // data of messages are in the byte order of the machines, which must be the
@@ -105,8 +107,8 @@
 //	return   4  uint32 bytes of pool that are free again
 //	sync     0  answer with synced when all before this is read
 //	synced   0  it is; the number is the sync's
-//	probe   16  uint64 address of the sender's fence, uint64 its value
-//	reach    0  the fence was read
+//	probe   32  uint64 address of the sender's fence, or 0, uint64 its value, uint64 number of the open file of its board, uint64 the board's nonce, or 0
+//	reach   16  uint64, 1 if the fence was read, plus 2 if the board was opened; uint64 place of the board there
 //	offer   72  open, which is not eager, then uint64 address of the data, uint64 value of the fence
 //	taken    8  the data of an offer were read; uint64 nanoseconds that this took
 //
@@ -124,8 +126,8 @@
 // pair are numbered; a hello that knows of fewer links than there were, while
 // one is up, is refused, and one that knows of all replaces it.
 //
-// Within a host, each side sends one probe. The side that gets it reads the fence in the other's memory and, where that works,
-// answers reach. From then on, messages above Config.Eager are announced to it by offer, and answered by taken, by drop, or by
+// Within a host, each side sends one probe first. The side that gets it reads the fence in the other's memory, opens the other's board (package board), and
+// answers reach, whatever worked. From then on, where the fence was read, messages above Config.Eager are announced to it by offer, and answered by taken, by drop, or by
 // credit where the fence has another value than announced. A side changes its fence before it uses the data of an offer without
 // an answer for something else, which is when it sends cancel.
 //

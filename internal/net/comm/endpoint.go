@@ -12,6 +12,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/board"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -35,6 +36,9 @@ type Endpoint struct {
 	order   uint64                  // of sendings
 	callers *auth.Lobby             // accepted, hello not read
 	shaped  map[id.WorkerID]float64 // bytes per second
+
+	board     *board.Board // what we show to others of our host; nil where there is none
+	boardless error        // why there is none
 }
 
 // Listen opens an endpoint that admits no session yet.
@@ -53,6 +57,11 @@ func Listen(cfg Config) (*Endpoint, error) {
 	}
 	e.in = inbox{e: e, keys: make(map[Key]*entry), versions: make(map[uint16]id.Version)}
 	e.ctx, e.stop = context.WithCancel(context.Background())
+	if _, ok := cfg.Transport.(transport.Neighbourhood); ok {
+		if e.board, e.boardless = board.New(); errors.Is(e.boardless, errors.ErrUnsupported) {
+			e.boardless = nil // there is nothing that would help
+		}
+	}
 	e.tasks.Go(e.accept)
 	return e, nil
 }
@@ -109,6 +118,9 @@ func (e *Endpoint) Close() error {
 			}
 		}
 		clear(e.in.keys)
+		if e.board != nil {
+			_ = e.board.Close()
+		}
 		e.unlock()
 	}
 	return nil
@@ -165,6 +177,12 @@ func (e *Endpoint) SetMembers(members []Peer) error {
 		<-p.done
 	}
 	return nil
+}
+
+// near reports whether an address is one of our host.
+func (e *Endpoint) near(addr string) bool {
+	t, ok := e.cfg.Transport.(transport.Neighbourhood)
+	return ok && t.Near(addr)
 }
 
 // member returns the admitted peer of a session.
@@ -330,12 +348,11 @@ func (e *Endpoint) withdrawSends(over func(Key) bool, err error) {
 // PeerStats counts what passed between us and one session. Payload is the
 // bytes of messages, wire is all bytes.
 type PeerStats struct {
-	Peer                           id.Session
-	Linked                         bool
-	Links                          uint64 // links of the pair so far
-	MessagesSent, MessagesReceived int64
-	BytesSent, BytesReceived       int64
-	WireSent, WireReceived         int64
+	Peer   id.Session
+	Linked bool
+	Links  uint64 // links of the pair so far
+	Traffic
+	WireSent, WireReceived int64 // bytes on the link, or read from memory; what passes on boards is none of them
 	// Busy is how long the link was taken by what was sent: by the system's calls, which wait
 	// while the network takes no more, and by what [Endpoint.Shape] adds.
 	Busy time.Duration

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/soliton-train/soliton/internal/net/board"
 	"github.com/soliton-train/soliton/internal/net/cma"
 )
 
@@ -25,11 +26,15 @@ type reach struct {
 	over chan struct{} // closed when the link ends
 	done chan struct{} // closed last by fetch
 
-	probed bool        // the peer has told where its fence is; of the reader
-	told   atomic.Bool // that the peer's memory cannot be read
+	told atomic.Bool // that the peer's memory cannot be read
 
 	// Under e.mu.
+	near     bool        // the peer is on our host: it sends a probe, and answers ours
+	probed   bool        // the peer has told where its fence is, and we have answered
+	replied  bool        // the peer has answered our probe
 	readable bool        // the peer can read our memory
+	board    *board.Peer // the peer's, if we have opened it
+	shared   bool        // the peer has opened ours, too
 	fence    uint64      // its address; 0 while we cannot read the peer's memory
 	granted  []*incoming // what is to be read, in order
 }
@@ -37,47 +42,94 @@ type reach struct {
 // start begins to read from a peer, and lets it try whether it can read from us.
 func (l *link) start(peer *cma.Process) {
 	l.peer, l.wake, l.over, l.done = peer, make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
+	e := l.p.e
+	l.near = e.near(l.p.Addr)
+	probe := Frame{Type: FrameProbe}
+	if peer != nil {
+		probe.Addr, probe.Fence = addressOf(&l.ours), l.ours.Load()
+		if e.board != nil {
+			probe.Board = e.board.Ticket()
+		}
+	}
+	if l.near || peer != nil {
+		l.ctl = probe.Append(l.ctl)
+	}
 	if peer == nil {
 		close(l.done)
 		return
 	}
-	l.ctl = Frame{Type: FrameProbe, Addr: addressOf(&l.ours), Fence: l.ours.Load()}.Append(l.ctl)
-	l.p.e.tasks.Go(func() {
+	e.tasks.Go(func() {
 		defer close(l.done)
 		l.fetch()
 	})
 }
 
-// end returns when nothing is read any more.
+// end returns when nothing is read any more. The reader of the link has ended.
 func (r *reach) end() {
 	close(r.over)
 	<-r.done
 	if r.peer != nil {
 		_ = r.peer.Close()
 	}
+	if r.board != nil {
+		_ = r.board.Close()
+	}
 }
 
 // addressOf is where a value is, for a process that reads it while we keep it.
 func addressOf[T any](x *T) uint64 { return uint64(uintptr(unsafe.Pointer(x))) }
 
-// probe tries to read the peer's fence, and says so if that works.
+// probe opens the peer's board and tries to read its fence, and says what works.
 func (l *link) probe(f Frame) error {
 	e := l.p.e
 	if l.probed {
 		return protocolError("%v: not the first", f)
 	}
-	l.probed = true
-	if l.peer == nil {
-		return nil
-	}
-	if err := l.peer.Read(nil, 0, f.Addr, f.Fence, nil); err != nil {
-		l.unread(err)
-		return nil
+	reply := Frame{Type: FrameReach}
+	var theirs *board.Peer
+	if l.peer != nil && f.Addr != 0 {
+		var fault error
+		if f.Board.Nonce != 0 && e.board != nil {
+			theirs, fault = e.board.Open(l.peer.Number(), f.Board)
+		}
+		// Up to now the number was that of the process.
+		if err := l.peer.Read(nil, 0, f.Addr, f.Fence, nil); err != nil {
+			l.unread(err)
+			if theirs != nil {
+				_ = theirs.Close()
+			}
+			theirs = nil
+		} else if reply.Read = true; fault != nil {
+			l.p.tell(LinkEvent{Peer: l.p.Session, Up: true, Link: l.number, Board: fault})
+		}
+		if theirs != nil {
+			reply.Open, reply.Place = true, theirs.Place()
+		}
 	}
 	e.lock()
 	defer e.unlock()
-	l.fence = f.Addr
-	l.control(Frame{Type: FrameReach})
+	l.probed, l.board = true, theirs
+	if reply.Read {
+		l.fence = f.Addr
+	}
+	l.control(reply)
+	e.notify()
+	return nil
+}
+
+// reached takes the peer's answer to our probe.
+func (l *link) reached(f Frame) error {
+	if l.replied || !l.near && l.peer == nil || f.Read && l.peer == nil || f.Open && l.p.e.board == nil {
+		return protocolError("%v: not the answer to a probe", f)
+	}
+	l.replied, l.readable = true, f.Read
+	// Its probe came before.
+	if f.Open && l.board != nil {
+		if l.shared = l.board.Sees(f.Place); !l.shared {
+			return protocolError("%v: our board has no such place there", f)
+		}
+	}
+	l.p.e.notify()
 	return nil
 }
 

@@ -201,6 +201,9 @@ func TestFetchUnreadable(t *testing.T) {
 		t.Errorf("the link: %+v", ev)
 	}
 	_, _ = c.Write(Frame{Type: FrameProbe, Addr: 8, Fence: 1}.Append(nil)) // no memory is there
+	if f, err := fr.Next(); err != nil || f.Type != FrameReach || f.Read || f.Open {
+		t.Fatalf("the answer to the probe: %+v, %v", f, err)
+	}
 	if ev := <-events; !ev.Up || !errors.Is(ev.Copies, unix.EFAULT) {
 		t.Errorf("the probe: %+v", ev)
 	}

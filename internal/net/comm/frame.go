@@ -10,6 +10,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/board"
 )
 
 // FrameType is the first byte of a frame.
@@ -28,8 +29,8 @@ const (
 	FrameReturn                       // room in the pool is free again
 	FrameSync                         // asks for a synced when all before it is read
 	FrameSynced                       // answer: it is
-	FrameProbe                        // where our fence is: read it if you can
-	FrameReach                        // answer: it was read
+	FrameProbe                        // where our fence and our board are: read and open them if you can
+	FrameReach                        // answer: what of it worked
 	FrameOffer                        // announces a message, and where its data are
 	FrameTaken                        // answer: they were read
 	frameEnd
@@ -42,7 +43,7 @@ const (
 	MaxChunk = 1 << 20
 
 	magic       = 0x4e544c53 // "SLTN"
-	wireVersion = 3
+	wireVersion = 4
 	orderMark   = 0x0102
 )
 
@@ -53,7 +54,7 @@ var frameTypes = [...]struct {
 	FrameHello: {"hello", 40}, FrameWelcome: {"welcome", 16}, FrameRefuse: {"refuse", 16}, FrameOpen: {"open", keySize + 12},
 	FrameData: {"data", -1}, FrameCredit: {"credit", 0}, FrameDrop: {"drop", 0}, FrameCancel: {"cancel", 0}, FrameReturn: {"return", 4},
 	FrameSync: {"sync", 0}, FrameSynced: {"synced", 0},
-	FrameProbe: {"probe", 16}, FrameReach: {"reach", 0}, FrameOffer: {"offer", keySize + 28}, FrameTaken: {"taken", 8},
+	FrameProbe: {"probe", 32}, FrameReach: {"reach", 16}, FrameOffer: {"offer", keySize + 28}, FrameTaken: {"taken", 8},
 }
 
 // Refusal says why a link was refused.
@@ -89,8 +90,12 @@ type Frame struct {
 	Priority Priority // FrameOpen, FrameOffer
 	Eager    bool     // FrameOpen: data follow without credit
 
-	Addr  uint64        // in the memory of the sender. FrameProbe: of its fence; FrameOffer: of the data
+	Addr  uint64        // in the memory of the sender. FrameProbe: of its fence, 0 where its memory is not to be read; FrameOffer: of the data
 	Fence uint64        // its value. FrameProbe, FrameOffer
+	Board board.Ticket  // FrameProbe: zero where it has none
+	Read  bool          // FrameReach: the fence was read
+	Open  bool          // FrameReach: the board was opened
+	Place uint64        // FrameReach: the board's place there
 	Took  time.Duration // FrameTaken: for the read, at most maxTook
 
 	From, To id.Session // FrameHello
@@ -157,6 +162,18 @@ func (f Frame) Append(b []byte) []byte {
 	case FrameProbe:
 		b = le.AppendUint64(b, f.Addr)
 		b = le.AppendUint64(b, f.Fence)
+		b = le.AppendUint64(b, f.Board.File)
+		b = le.AppendUint64(b, f.Board.Nonce)
+	case FrameReach:
+		var works uint64
+		if f.Read {
+			works |= 1
+		}
+		if f.Open {
+			works |= 2
+		}
+		b = le.AppendUint64(b, works)
+		b = le.AppendUint64(b, f.Place)
 	case FrameTaken:
 		b = le.AppendUint64(b, uint64(f.Took))
 	}
@@ -248,9 +265,13 @@ func (f *Frame) decode(p []byte) error {
 	case FrameReturn:
 		f.Pool = le.Uint32(p)
 	case FrameProbe:
-		if f.Addr, f.Fence = le.Uint64(p), le.Uint64(p[8:]); f.Addr == 0 {
-			return protocolError("a probe without a place")
+		f.Addr, f.Fence, f.Board = le.Uint64(p), le.Uint64(p[8:]), board.Ticket{File: le.Uint64(p[16:]), Nonce: le.Uint64(p[24:])}
+	case FrameReach:
+		works := le.Uint64(p)
+		if works > 3 {
+			return protocolError("a reach of an unknown kind")
 		}
+		f.Read, f.Open, f.Place = works&1 != 0, works&2 != 0, le.Uint64(p[8:])
 	case FrameTaken:
 		took := le.Uint64(p)
 		if took > uint64(maxTook) {

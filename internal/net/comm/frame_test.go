@@ -11,6 +11,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/board"
 )
 
 func anyKey() *rapid.Generator[Key] {
@@ -47,7 +48,10 @@ func anyFrame() *rapid.Generator[Frame] {
 			f.Priority = Priority(rapid.Uint16().Draw(t, "priority"))
 			f.Addr, f.Fence = rapid.Uint64Min(1).Draw(t, "addr"), rapid.Uint64().Draw(t, "fence")
 		case FrameProbe:
-			f.Addr, f.Fence = rapid.Uint64Min(1).Draw(t, "addr"), rapid.Uint64().Draw(t, "fence")
+			f.Addr, f.Fence = rapid.Uint64().Draw(t, "addr"), rapid.Uint64().Draw(t, "fence")
+			f.Board = board.Ticket{File: rapid.Uint64().Draw(t, "file"), Nonce: rapid.Uint64().Draw(t, "nonce")}
+		case FrameReach:
+			f.Read, f.Open, f.Place = rapid.Bool().Draw(t, "read"), rapid.Bool().Draw(t, "open"), rapid.Uint64().Draw(t, "place")
 		case FrameTaken:
 			f.Took = time.Duration(rapid.Int64Range(0, int64(maxTook)).Draw(t, "took"))
 		case FrameData:
@@ -87,7 +91,7 @@ func FuzzFrames(f *testing.F) {
 		{Type: FrameHello, From: id.Session{Worker: 1, Incarnation: 1}, To: id.Session{Worker: 2, Incarnation: 1}, Pool: 1 << 20}, {Type: FrameWelcome, Link: 1, Pool: 1 << 20},
 		{Type: FrameRefuse, Reason: RefusedCrossed}, {Type: FrameOpen, ID: 1, Key: key, Size: 100, Priority: Bulk, Eager: true},
 		{Type: FrameData, ID: 1, Len: 0}, {Type: FrameCredit, ID: 1}, {Type: FrameDrop, ID: 2}, {Type: FrameCancel, ID: 3}, {Type: FrameReturn, Pool: 9}, {Type: FrameSync, ID: 1}, {Type: FrameSynced, ID: 1},
-		{Type: FrameProbe, Addr: 4096, Fence: 7}, {Type: FrameReach}, {Type: FrameOffer, ID: 2, Key: key, Size: 100, Priority: Bulk, Addr: 4096, Fence: 7}, {Type: FrameTaken, ID: 2, Took: 5},
+		{Type: FrameProbe, Addr: 4096, Fence: 7, Board: board.Ticket{File: 3, Nonce: 9}}, {Type: FrameProbe}, {Type: FrameReach, Read: true, Open: true, Place: 7}, {Type: FrameReach}, {Type: FrameOffer, ID: 2, Key: key, Size: 100, Priority: Bulk, Addr: 4096, Fence: 7}, {Type: FrameTaken, ID: 2, Took: 5},
 	} {
 		f.Add(seed.Append(nil))
 	}

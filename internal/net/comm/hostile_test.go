@@ -43,7 +43,6 @@ func TestHostilePeer(t *testing.T) {
 		"reach without a probe":            {{Type: FrameReach}},
 		"a second probe":                   {{Type: FrameProbe, Addr: 8}, {Type: FrameProbe, Addr: 8}},
 		"a read of nothing":                {{Type: FrameTaken, ID: 7}},
-		"a probe of no place":              {{Type: FrameProbe}},
 		"an unknown kind":                  {open(Frame{ID: 1, Key: Key{Kind: kindEnd}})},
 	} {
 		t.Run(name, func(t *testing.T) {

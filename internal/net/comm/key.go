@@ -7,6 +7,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/board"
 )
 
 // Peer is a session and the address at which its endpoint listens.
@@ -113,6 +114,16 @@ func (k Key) ofGroup() bool { return k.Kind >= kindGroup }
 func GroupKey(group uint16, v id.Version, op uint8, step uint64, tag uint16, micro int, n tree.Node) Key {
 	return Key{Kind: kindGroup, Dir: op, Layer: int32(uint32(group)<<16 | uint32(tag)), Micro: int32(micro), Step: step,
 		Lo: int64(v.Generation), Hi: int64(v.N), Node: n}
+}
+
+// BoardName names what a member of a group shows on its board in a round of an operation, below 2^24.
+func BoardName(group uint16, v id.Version, op uint8, step uint64, tag uint16, round int) board.Name {
+	return board.Name{uint64(group)<<48 | uint64(tag)<<32 | uint64(op)<<24 | uint64(round), step, uint64(v.Generation), uint64(v.N)}
+}
+
+// boardNameOf returns the group and the version of a name.
+func boardNameOf(n board.Name) (group uint16, v id.Version) {
+	return uint16(n[0] >> 48), id.Version{Generation: int(n[2]), N: int(n[3])}
 }
 
 // AbortKey names the message that a version of a group has ended.

@@ -223,10 +223,7 @@ func (l *link) read() error {
 		case FrameCredit, FrameDrop, FrameTaken:
 			err = l.answered(f)
 		case FrameReach:
-			if l.peer == nil {
-				err = protocolError("%v without a probe", f)
-			}
-			l.readable = true
+			err = l.reached(f)
 		case FrameProbe: // below, without the lock
 		case FrameCancel:
 			if in := l.in[f.ID]; in != nil {

@@ -336,7 +336,11 @@ func (p *peer) serve(h *handover) {
 	p.dispatch()
 	e.notify()
 	e.unlock()
-	p.tell(LinkEvent{Peer: p.Session, Up: true, Link: l.number, Copies: copies})
+	up := LinkEvent{Peer: p.Session, Up: true, Link: l.number, Copies: copies}
+	if l.near {
+		up.Board = e.boardless
+	}
+	p.tell(up)
 
 	readEnd := make(chan error, 1)
 	e.tasks.Go(func() {
@@ -387,7 +391,9 @@ func (p *peer) write(l *link, readEnd <-chan error) (err error, reading bool) {
 			if err != nil {
 				return err, true
 			}
-			rest := p.pace(began, n)
+			e.lock()
+			rest := p.pace(began, time.Now(), n)
+			e.unlock()
 			if rest <= 0 {
 				continue
 			}
@@ -457,11 +463,8 @@ func (e *Endpoint) Shape(to id.WorkerID, rate float64) {
 }
 
 // pace accounts for n bytes whose write began at a time, and returns how long
-// the link is still taken by them.
-func (p *peer) pace(began time.Time, n int) (rest time.Duration) {
-	p.e.lock()
-	defer p.e.unlock()
-	now := time.Now()
+// the link is still taken by them. The caller holds the lock.
+func (p *peer) pace(began, now time.Time, n int) (rest time.Duration) {
 	p.stats.Busy += now.Sub(began)
 	rate := p.e.shaped[p.Worker]
 	if rate <= 0 {

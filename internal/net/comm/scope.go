@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
-	"github.com/soliton-train/soliton/internal/net/transport"
+	"github.com/soliton-train/soliton/internal/net/board"
+	"github.com/soliton-train/soliton/internal/net/cma"
 )
 
 // Scope is what a group uses of an endpoint beyond its messages: their keys ([GroupKey]) live as long as a version of the group, and
@@ -53,19 +55,88 @@ func (s *Scope) Admitted(peer id.Session) error {
 
 // Near reports whether all these sessions are on our host. They all come to the same answer.
 func (s *Scope) Near(members []id.Session) bool {
-	t, ok := s.e.cfg.Transport.(transport.Neighbourhood)
-	return ok && !slices.ContainsFunc(members, func(m id.Session) bool {
+	return !slices.ContainsFunc(members, func(m id.Session) bool {
 		p := s.e.peers[m.Worker]
-		return m != s.e.cfg.Self && (p == nil || p.Session != m || !t.Near(p.Addr))
+		return m != s.e.cfg.Self && (p == nil || p.Session != m || !s.e.near(p.Addr))
 	})
 }
 
-// Begin ends all sends and receives of versions before v, and drops what comes for them from now on.
+// Neighbour is what a session of our host and we share. The two always agree on it.
+type Neighbour struct {
+	Board   *board.Peer  // on which it shows us what it has for us, and it sees what we show on ours; nil: both send messages instead
+	Process *cma.Process // to read what is shown in its memory
+}
+
+// Neighbours returns what we share with sessions that are near, in their order, which the caller closes, and our board. Where it is not known yet for one of
+// them, it returns a channel that is closed when more is known.
+func (s *Scope) Neighbours(members []id.Session) (all []Neighbour, ours *board.Board, later <-chan struct{}) {
+	for _, m := range members {
+		if m == s.e.cfg.Self {
+			continue
+		}
+		if p := s.e.peers[m.Worker]; p == nil || p.Session != m || p.link == nil || !p.link.probed || !p.link.replied {
+			return nil, nil, s.e.changed
+		}
+	}
+	all = make([]Neighbour, len(members))
+	for i, m := range members {
+		if m == s.e.cfg.Self {
+			continue
+		}
+		if l := s.e.peers[m.Worker].link; l.shared && l.board.Hold() {
+			all[i].Board = l.board
+			all[i].Process, _ = l.peer.Another() // nil fails where it is used
+		}
+	}
+	return all, s.e.board, nil
+}
+
+// Shaped reports whether [Endpoint.Shape] limits anything.
+func (s *Scope) Shaped() bool { return len(s.e.shaped) > 0 }
+
+// Pace accounts for what is shown to a session, and returns how long a link that [Endpoint.Shape] limits is taken by it.
+func (s *Scope) Pace(to id.Session, size int) time.Duration {
+	p, err := s.e.member(to)
+	if err != nil {
+		return 0
+	}
+	now := time.Now()
+	return p.pace(now, now, size)
+}
+
+// Traffic is messages, and their bytes.
+type Traffic struct{ MessagesSent, MessagesReceived, BytesSent, BytesReceived int64 }
+
+// Add adds other traffic.
+func (t *Traffic) Add(u Traffic) {
+	t.MessagesSent += u.MessagesSent
+	t.MessagesReceived += u.MessagesReceived
+	t.BytesSent += u.BytesSent
+	t.BytesReceived += u.BytesReceived
+}
+
+// Count accounts for what passed on boards between a session and us.
+func (s *Scope) Count(peer id.Session, t Traffic) {
+	if p, err := s.e.member(peer); err == nil {
+		p.stats.Traffic.Add(t)
+	}
+}
+
+// Begin ends all sends and receives of versions before v, and drops what has come for them, on boards too, and what comes from now on. What we show stays: others
+// may have begun later than we ended.
 func (s *Scope) Begin(v id.Version) {
 	s.e.in.versions[s.id] = v
 	over := func(k Key) bool { return k.ofGroup() && groupOf(k) == s.id && versionOf(k).Compare(v) < 0 }
 	s.e.in.end(over)
 	s.e.withdrawSends(over, ErrVersion)
+	for _, p := range s.e.peers {
+		if p.link != nil && p.link.shared {
+			p.link.board.Forgo(func(n board.Name) bool {
+				group, old := boardNameOf(n)
+				return group == s.id && old.Compare(v) < 0
+			})
+		}
+	}
 }
 
 // Expect is [Endpoint.Expect] with a call of [Receiving.OnDone].

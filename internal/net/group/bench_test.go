@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/commtest"
 	"github.com/soliton-train/soliton/internal/net/group"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // BenchmarkReduce compares the reductions of 16 MiB over members of one
@@ -127,4 +128,36 @@ func BenchmarkEvict(b *testing.B) {
 	b.ReportMetric(float64(change[len(change)/2].Microseconds()), "edit-µs")
 	b.ReportMetric(float64(change[len(change)*99/100].Microseconds()), "edit-p99-µs")
 	b.ReportMetric(float64(barrier[len(barrier)/2].Microseconds()), "barrier-µs")
+}
+
+// BenchmarkHost is an all-reduce of two members of one host, which share memory.
+func BenchmarkHost(b *testing.B) {
+	for _, size := range []int{1 << 10, 64 << 10, 1 << 20} {
+		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
+			folder := b.TempDir()
+			es, _ := commtest.Cluster(b, 2, comm.Config{}, func(_ testing.TB, i int) transport.Transport {
+				return transport.Host{Folder: folder, Name: fmt.Sprint(i)}
+			})
+			v := id.Version{Generation: 1, N: 1}
+			gs := commtest.Groups(b, es, 1, v)
+			b.ReportAllocs()
+			b.SetBytes(int64(size))
+			var wg sync.WaitGroup
+			for _, g := range gs {
+				wg.Go(func() {
+					buf := make([]float32, size/4)
+					for i := range b.N {
+						if err := g.AllReduce(context.Background(), group.Call{Version: v, Step: uint64(i), Priority: comm.Bulk}, buf); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			for _, e := range es {
+				e.Close()
+			}
+		})
+	}
 }

@@ -11,13 +11,17 @@ import (
 // Parts returns the borders of n even parts of a length: part i is
 // [parts[i], parts[i+1]). The first parts are longer by one where n does not
 // divide it.
-func Parts(length, n int) []int {
-	parts := make([]int, n+1)
+func Parts(length, n int) []int { return appendParts(make([]int, 0, n+1), length, n) }
+
+func appendParts(parts []int, length, n int) []int {
+	at := 0
+	parts = append(parts, at)
 	for i := range n {
-		parts[i+1] = parts[i] + length/n
+		at += length / n
 		if i < length%n {
-			parts[i+1]++
+			at++
 		}
+		parts = append(parts, at)
 	}
 	return parts
 }
@@ -43,10 +47,10 @@ func (o *operation) algorithm(size int) Algorithm {
 	case a != Auto:
 		return a
 	}
-	cfg := o.g.scope.Config()
-	if o.op == OpAllReduce && o.ed.near {
-		return ChooseNear(o.n(), int64(size), cfg.Segment)
+	if o.ed.near {
+		return ChooseNear(o.op, size)
 	}
+	cfg := o.g.scope.Config()
 	return Choose(o.op, o.n(), int64(size), cfg.Segment, cfg.Incast)
 }
 
@@ -87,7 +91,8 @@ func (g *Group) Barrier(ctx context.Context, call Call) error {
 	if err != nil || o.n() == 1 {
 		return err
 	}
-	return o.finish(o.allGather(nil, make([]int, o.n()+1), o.algorithm(0), 0))
+	o.borders = appendParts(o.borders[:0], 0, o.n())
+	return o.run(func() error { return o.allGather(nil, o.borders, o.algorithm(0), 0) })
 }
 
 // Broadcast sends root's buf to all members, whose buffers have its size.
@@ -102,18 +107,33 @@ func (g *Group) Broadcast(ctx context.Context, call Call, root int, buf []byte) 
 	if o.n() == 1 {
 		return nil
 	}
-	if o.algorithm(len(buf)) == Direct {
-		return o.finish(o.directBroadcast(root, buf))
-	}
-	return o.finish(o.ringBroadcast(root, buf))
+	return o.run(func() error {
+		if o.algorithm(len(buf)) == Direct {
+			return o.directBroadcast(root, buf)
+		}
+		return o.ringBroadcast(root, buf)
+	})
 }
 
 func (o *operation) directBroadcast(root int, buf []byte) error {
-	if o.rank() != root {
-		return o.received(o.expect(root, 0, 0, buf))
+	switch {
+	case o.rank() == root:
+		return o.publish(0, buf)
+	case o.shares(root):
+		return o.fetch(root, 0, buf)
+	}
+	return o.received(o.expect(root, 0, 0, buf))
+}
+
+// publish lets all others have the same data in a round.
+func (o *operation) publish(round int, data []byte) error {
+	if err := o.show(round, data, func(int) int { return len(data) }); err != nil {
+		return err
 	}
 	for d := 1; d < o.n(); d++ {
-		o.send(o.peer(d), 0, 0, buf)
+		if !o.shares(o.peer(d)) {
+			o.send(o.peer(d), round, 0, data)
+		}
 	}
 	return nil
 }
@@ -145,12 +165,20 @@ func (o *operation) ringBroadcast(root int, buf []byte) error {
 type span struct{ lo, hi int }
 
 // split cuts a length into segments, at least one.
-func split(length, segment int) []span {
-	spans := []span{{0, min(segment, length)}}
+func split(length, segment int) []span { return appendSpans(nil, length, segment) }
+
+func appendSpans(spans []span, length, segment int) []span {
+	spans = append(spans, span{0, min(segment, length)})
 	for at := segment; at < length; at += segment {
 		spans = append(spans, span{at, min(at+segment, length)})
 	}
 	return spans
+}
+
+// split cuts numbers into segments, in memory of the operation.
+func (o *operation) split(length int) []span {
+	o.segs = appendSpans(o.segs[:0], length, o.g.scope.Config().Segment/4)
+	return o.segs
 }
 
 // AllGather fills buf on all members: each has set its own part, the range
@@ -166,32 +194,53 @@ func (g *Group) AllGather(ctx context.Context, call Call, buf []byte, parts []in
 	if o.n() == 1 {
 		return nil
 	}
-	return o.finish(o.allGather(buf, parts, o.algorithm(len(buf)), 0))
+	return o.run(func() error { return o.allGather(buf, parts, o.algorithm(len(buf)), 0) })
 }
 
 // allGather numbers its rounds from first.
 func (o *operation) allGather(buf []byte, parts []int, a Algorithm, first int) error {
 	part := func(i int) []byte { return buf[parts[i]:parts[i+1]] }
-	rounds := make([]*comm.Receiving, o.n()-1)
 	if a == Direct {
-		for d := 1; d < o.n(); d++ {
-			rounds[d-1] = o.expect(o.peer(-d), first, 0, part(o.peer(-d)))
-		}
-		for d := 1; d < o.n(); d++ {
-			o.send(o.peer(d), first, 0, part(o.rank()))
-		}
-	} else {
-		for r := range rounds {
-			rounds[r] = o.expect(o.peer(-1), first+r, 0, part(o.peer(-r-1)))
-		}
-		o.send(o.peer(1), first, 0, part(o.rank()))
+		return o.directAllGather(part, first)
 	}
+	rounds := make([]*comm.Receiving, o.n()-1)
+	for r := range rounds {
+		rounds[r] = o.expect(o.peer(-1), first+r, 0, part(o.peer(-r-1)))
+	}
+	o.send(o.peer(1), first, 0, part(o.rank()))
 	for r, waiting := range rounds {
 		if err := o.received(waiting); err != nil {
 			return err
 		}
-		if a == Ring && r+1 < len(rounds) {
+		if r+1 < len(rounds) {
 			o.send(o.peer(1), first+r+1, 0, part(o.peer(-r-1)))
+		}
+	}
+	return nil
+}
+
+func (o *operation) directAllGather(part func(rank int) []byte, round int) error {
+	var waiting map[int]*comm.Receiving // by rank, of those that send messages
+	for rank := range o.n() {
+		if rank != o.rank() && !o.shares(rank) {
+			if waiting == nil {
+				waiting = make(map[int]*comm.Receiving)
+			}
+			waiting[rank] = o.expect(rank, round, 0, part(rank))
+		}
+	}
+	if err := o.publish(round, part(o.rank())); err != nil {
+		return err
+	}
+	for d := 1; d < o.n(); d++ {
+		from, err := o.peer(-d), error(nil)
+		if r := waiting[from]; r != nil {
+			err = o.received(r)
+		} else {
+			err = o.fetch(from, round, part(from))
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -214,10 +263,12 @@ func (g *Group) ReduceScatter(ctx context.Context, call Call, buf []float32, par
 	if o.n() == 1 {
 		return nil
 	}
-	if o.algorithm(4*len(buf)) == Ring {
-		return o.finish(o.ringReduceScatter(buf, parts))
-	}
-	return o.finish(o.directReduceScatter(buf, parts))
+	return o.run(func() error {
+		if o.algorithm(4*len(buf)) == Ring {
+			return o.ringReduceScatter(buf, parts)
+		}
+		return o.directReduceScatter(buf, parts)
+	})
 }
 
 // ahead is how many messages that will be added are expected at a time: one
@@ -253,36 +304,39 @@ func (o *operation) ringReduceScatter(buf []float32, parts []int) error {
 		})
 }
 
-// directReduceScatter sends every part to its member, in segments, so that
-// what is added is still in the cache.
+// directReduceScatter lets every member have its part, by messages in segments, so that what is added is still in the cache.
 func (o *operation) directReduceScatter(buf []float32, parts []int) error {
-	part := o.segmented(buf, parts)
-	var segs int
-	for i := range o.n() {
-		segs = max(segs, len(part(i)))
+	size := func(rank int) int { return 4 * (parts[rank+1] - parts[rank]) }
+	if err := o.show(0, comm.Bytes(buf), size); err != nil {
+		return err
 	}
-	for i := range segs {
+	segment := o.g.scope.Config().Segment / 4
+	for i, more := 0, true; more; i++ {
+		more = false
 		for d := 1; d < o.n(); d++ {
-			if p := part(o.peer(d)); i < len(p) {
-				o.send(o.peer(d), 0, i, comm.Bytes(p[i]))
+			to := o.peer(d)
+			p, lo := buf[parts[to]:parts[to+1]], i*segment
+			if (lo < len(p) || i == 0) && !o.shares(to) {
+				hi := min(lo+segment, len(p))
+				o.send(to, 0, i, comm.Bytes(p[lo:hi]))
+				more = more || hi < len(p)
 			}
 		}
 	}
-	mine := part(o.rank())
-	from := func(i int) int { // all others in rank order, segment by segment
-		i %= o.n() - 1
-		if i >= o.rank() {
-			i++
+	mine, at := buf[parts[o.rank()]:parts[o.rank()+1]], parts[o.rank()]
+	segs := o.split(len(mine))
+	from := o.arrivals(0, segs, len(buf), at, ahead)
+	for i, s := range segs {
+		for rank := range o.n() {
+			if rank == o.rank() {
+				continue
+			}
+			if err := from.add(rank, i, mine[s.lo:s.hi], false); err != nil {
+				return err
+			}
 		}
-		return i
 	}
-	seg := func(i int) int { return i / (o.n() - 1) }
-	return o.reduce(len(mine)*(o.n()-1),
-		func(i int, scratch []float32) *comm.Receiving {
-			return o.expect(from(i), 0, seg(i), comm.Bytes(scratch))
-		},
-		func(i int) []float32 { return mine[seg(i)] },
-		func(int) {})
+	return from.end()
 }
 
 // segmented returns the segments of each part.
@@ -337,13 +391,15 @@ func (g *Group) AllReduce(ctx context.Context, call Call, buf []float32) error {
 	if err != nil || o.n() == 1 {
 		return err
 	}
-	switch o.algorithm(4 * len(buf)) {
-	case Ring:
-		return o.finish(o.ringAllReduce(buf))
-	case Pairwise:
-		return o.finish(o.pairwiseAllReduce(buf))
-	}
-	return o.finish(o.directAllReduce(buf))
+	return o.run(func() error {
+		switch o.algorithm(4 * len(buf)) {
+		case Ring:
+			return o.ringAllReduce(buf)
+		case Pairwise:
+			return o.pairwiseAllReduce(buf)
+		}
+		return o.directAllReduce(buf)
+	})
 }
 
 func (o *operation) ringAllReduce(buf []float32) error {
@@ -359,7 +415,8 @@ func (o *operation) ringAllReduce(buf []float32) error {
 }
 
 func (o *operation) pairwiseAllReduce(buf []float32) error {
-	parts := Parts(len(buf), o.n())
+	o.borders = appendParts(o.borders[:0], len(buf), o.n())
+	parts := o.borders
 	if err := o.directReduceScatter(buf, parts); err != nil {
 		return err
 	}
@@ -375,55 +432,30 @@ func (o *operation) gatherParts(buf []float32, parts []int, a Algorithm, first i
 	return o.allGather(comm.Bytes(buf), parts, a, first)
 }
 
-// directAllReduce sends all segments, and adds one after the other; those of the next ones arrive meanwhile.
+// directAllReduce lets all have all numbers, by messages in segments, and adds one after the other; those of the next segments arrive meanwhile.
 func (o *operation) directAllReduce(buf []float32) error {
-	segs := split(len(buf), o.g.scope.Config().Segment/4)
-	// Sent from a copy, because the sum begins with rank 0's numbers before all of ours are sent.
-	own := make([][]float32, len(segs))
+	segs := o.split(len(buf))
+	// From a copy, because the sum begins with rank 0's numbers, in the place of ours, before all have ours.
 	for i, s := range segs {
-		own[i] = o.lend(0, i, buf[s.lo:s.hi])
+		o.own = append(o.own, o.lend(0, i, buf[s.lo:s.hi]))
 	}
-	// By segment, modulo its length, and rank.
-	window := make([][]numbers, min(ahead, len(segs)))
-	for i := range window {
-		window[i] = make([]numbers, o.n())
+	if err := o.show(0, comm.Bytes(buf), func(int) int { return 4 * len(buf) }); err != nil {
+		return err
 	}
-	expect := func(i int) {
-		for d := 1; d < o.n(); d++ {
-			from := o.peer(-d)
-			x, size := &window[i%len(window)][from], segs[i].hi-segs[i].lo
-			if x.data == nil {
-				x.data = o.scratch(size)
-			}
-			x.data = x.data[:size]
-			x.r = o.expect(from, 0, i, comm.Bytes(x.data))
-		}
-	}
-	for i := range window {
-		expect(i)
-	}
+	from := o.arrivals(0, segs, len(buf), 0, ahead*(o.n()-1))
 	for i, s := range segs {
-		for rank, x := range window[i%len(window)] {
-			if rank == o.rank() {
-				x.data = own[i]
-			} else if err := o.received(x.r); err != nil {
-				return err
+		sum := buf[s.lo:s.hi]
+		for rank := range o.n() {
+			switch {
+			case rank != o.rank():
+				if err := from.add(rank, i, sum, rank == 0); err != nil {
+					return err
+				}
+			case rank == 0: // it is in its place
+			default:
+				kernel.Add(sum, sum, o.own[i])
 			}
-			if sum := buf[s.lo:s.hi]; rank == 0 {
-				copy(sum, x.data)
-			} else {
-				kernel.Add(sum, sum, x.data)
-			}
-		}
-		if next := i + len(window); next < len(segs) {
-			expect(next)
 		}
 	}
-	return nil
-}
-
-// numbers are on their way from another rank.
-type numbers struct {
-	data []float32
-	r    *comm.Receiving
+	return from.end()
 }

@@ -93,20 +93,12 @@ func (c Cost) time(n, incast int) float64 {
 	return float64(c.Steps)*latency + float64(c.Messages)/float64(n)*message + bytes + float64(c.Adds)*add
 }
 
-// Rates of processes of one host, which share its processors, in seconds: fitted to all-reduces of 64 KiB to 1 MiB between 2 and 8 of them on 2
-// processors. With more processors both become less.
-const (
-	nearMessage = 16e-6   // of a message of any member
-	nearByte    = 0.19e-9 // of one of its bytes
-)
+// directSize is up to how many bytes each member of a host adds everything in an all-reduce: with 2, 4 and 8 members, parts in two rounds take as long from about there on.
+const directSize = 16 << 10
 
-// ChooseNear returns the cheapest algorithm of an all-reduce between processes of one host.
-func ChooseNear(n int, size int64, segment int) Algorithm {
-	time := func(a Algorithm) float64 {
-		c := CostOf(OpAllReduce, a, n, size, segment)
-		return float64(c.Steps)*latency + float64(c.Messages)*nearMessage + float64(c.Bytes)*nearByte
-	}
-	if time(Pairwise) < time(Direct) {
+// ChooseNear returns the algorithm between processes of one host, which share memory.
+func ChooseNear(op Op, size int) Algorithm {
+	if op == OpAllReduce && size > directSize {
 		return Pairwise
 	}
 	return Direct

@@ -12,6 +12,9 @@
 //
 // Operations run in the goroutine of their caller. The state of a group is under the lock of its endpoint, see [comm.Scope].
 //
+// Where all members are on one host and share memory (package board), an operation with Call.Algorithm Auto sends no messages but those of the tree reduction: each
+// member shows once what the others are to have. At most 64 of them run at a time under a version. In steady state they allocate nothing.
+//
 // # Costs
 //
 // n members, S bytes in all (what is broadcast or reduced, or the sum of the
@@ -36,14 +39,12 @@
 //	time = steps·30 µs + messages/n·5 µs + busiest·0.5 ns·(1.25 if more than
 //	       comm.Config.Incast send to one) + additions·0.2 ns
 //
-// and of an all-reduce within one host, whose processes share its processors,
-//
-//	time = steps·30 µs + messages·16 µs + bytes·0.19 ns
-//
 // A message above comm.Config.Eager takes one more round trip, for its credit. The
 // tree reduction sends [TreePlan].Moves for every shard, each of the shard's
 // size and in segments: n-1 moves where every member holds one node, which are
 // the bytes of a reduce-scatter.
+//
+// Within a host, the choice is by size alone: an all-reduce of up to 16 KiB is direct, a larger one pairwise, and all else direct.
 //
 // There are no halving-doubling or tree algorithms, and the rates of networks are not measured.
 package group

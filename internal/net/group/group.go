@@ -23,6 +23,8 @@ type Group struct {
 	number  uint16
 	scratch sync.Pool // of *[]float32, a segment each, for sums that arrive
 
+	operations sync.Pool // of *operation, that have ended
+
 	// Under the scope's lock.
 	now    *edition // nil before the first Edit
 	closed bool
@@ -38,6 +40,8 @@ type edition struct {
 	notice  []byte // that arrives through abort
 	trees   treePlans
 	near    bool // all members are on our host
+
+	neighbours *neighbours // of such; nil before the first operation that uses them
 
 	ended chan struct{}
 	// Set before ended is closed.
@@ -179,6 +183,9 @@ func (ed *edition) end(err error, rank int, remote bool) {
 	ed.err, ed.culprit, ed.remote = err, rank, remote
 	close(ed.ended)
 	ed.g.scope.Withdraw(ed.abort, err)
+	if ed.neighbours != nil {
+		ed.neighbours.end()
+	}
 }
 
 // noticeSize is the size of an abort: the rank where the operation failed, or -1.

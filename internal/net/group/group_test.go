@@ -21,12 +21,17 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if addr := os.Getenv(envPeer); addr != "" {
-		peerProcess(addr)
-		return
+	for env, run := range peers {
+		if arg := os.Getenv(env); arg != "" {
+			run(arg)
+			return
+		}
 	}
 	goleak.VerifyTestMain(m)
 }
+
+// peers are what this test binary runs as a process of its own where the environment variable is set, with its value.
+var peers = map[string]func(string){envPeer: peerProcess}
 
 func inMem() commtest.Network {
 	m := transport.NewMem()
@@ -484,12 +489,12 @@ func TestChoice(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		n    int
-		size int64
+		op   group.Op
+		size int
 		want group.Algorithm
-	}{{2, 64 << 10, group.Direct}, {2, 16 << 20, group.Pairwise}, {8, 1 << 10, group.Direct}, {8, 64 << 10, group.Direct}, {8, 1 << 20, group.Pairwise}} {
-		if got := group.ChooseNear(c.n, c.size, 256<<10); got != c.want {
-			t.Errorf("%d bytes in %d members of a host: %v, want %v", c.size, c.n, got, c.want)
+	}{{group.OpAllReduce, 16 << 10, group.Direct}, {group.OpAllReduce, 64 << 10, group.Pairwise}, {group.OpAllGather, 16 << 20, group.Direct}} {
+		if got := group.ChooseNear(c.op, c.size); got != c.want {
+			t.Errorf("%v of %d bytes on a host: %v, want %v", c.op, c.size, got, c.want)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/board"
 	"github.com/soliton-train/soliton/internal/net/comm"
 )
 
@@ -80,6 +81,35 @@ type operation struct {
 	recvs []*comm.Receiving
 	taken []*[]float32 // scratch memory
 	lent  []lent       // scratch memory that the operation need not have back
+
+	host    *neighbours // nil: it goes by messages
+	shown   []board.Slot
+	kept    [][]byte // what is shown in our memory
+	readers []*board.Peer
+	traffic []comm.Traffic // on boards, by rank
+	in      arrivals
+
+	// Memory of its algorithms.
+	borders []int
+	segs    []span
+	own     [][]float32
+}
+
+// reset keeps nothing of an operation but its memory.
+func (o *operation) reset() {
+	clear(o.sends)
+	clear(o.recvs)
+	clear(o.taken)
+	clear(o.lent)
+	clear(o.shown)
+	clear(o.kept)
+	clear(o.readers)
+	clear(o.traffic)
+	clear(o.own)
+	*o = operation{
+		sends: o.sends[:0], recvs: o.recvs[:0], taken: o.taken[:0], lent: o.lent[:0], shown: o.shown[:0], readers: o.readers[:0], kept: o.kept[:0], traffic: o.traffic[:0],
+		borders: o.borders[:0], segs: o.segs[:0], own: o.own[:0], in: o.in.reset(),
+	}
 }
 
 // lent is scratch memory that goes back when all messages from it have ended, perhaps after the operation.
@@ -92,7 +122,11 @@ type lent struct {
 func (g *Group) begin(ctx context.Context, op Op, call Call) (*operation, error) {
 	g.scope.Lock()
 	defer g.scope.Unlock()
-	o := &operation{g: g, ed: g.now, ctx: ctx, op: op, call: call}
+	o, _ := g.operations.Get().(*operation)
+	if o == nil {
+		o = new(operation)
+	}
+	o.g, o.ed, o.ctx, o.op, o.call = g, g.now, ctx, op, call
 	var err error
 	switch {
 	case g.closed || g.scope.Closed():
@@ -210,13 +244,17 @@ func (g *Group) segment() *[]float32 {
 	return x
 }
 
-// lend copies numbers into scratch memory and sends them from there to all others, as a part of a round. The operation does not wait until they are sent.
+// lend copies numbers into scratch memory and sends them from there to all others that do not see our board, as a part of a round. The operation does not wait until
+// they are sent.
 func (o *operation) lend(round, part int, x []float32) (copied []float32) {
 	m := o.g.segment()
 	copied = (*m)[:len(x)]
 	copy(copied, x)
-	l := lent{m, make([]*comm.Sending, 0, o.n()-1)}
+	l := lent{memory: m}
 	for d := 1; d < o.n(); d++ {
+		if o.shares(o.peer(d)) {
+			continue
+		}
 		l.sends = append(l.sends, o.g.e.Post(o.ed.members[o.peer(d)], o.key(o.rank(), tree.Node{Lo: round, Hi: part}), comm.Bytes(copied), o.call.Priority))
 	}
 	o.lent = append(o.lent, l)
@@ -225,19 +263,28 @@ func (o *operation) lend(round, part int, x []float32) (copied []float32) {
 
 // giveBackLent has scratch memory go back when it is sent.
 func (o *operation) giveBackLent() {
-	g := o.g // what is called later keeps nothing else of the operation
-	for _, l := range o.lent {
-		left := new(atomic.Int32)
-		left.Store(int32(len(l.sends)))
-		for _, s := range l.sends {
-			s.OnDone(func() {
-				if left.Add(-1) == 0 {
-					g.scratch.Put(l.memory)
-				}
-			})
-		}
+	for i := range o.lent {
+		o.lent[i].giveBack(o.g)
 	}
-	o.lent = nil
+	clear(o.lent)
+	o.lent = o.lent[:0]
+}
+
+func (l lent) giveBack(g *Group) {
+	if len(l.sends) == 0 {
+		g.scratch.Put(l.memory)
+		return
+	}
+	left := new(atomic.Int32) // what is called later keeps nothing else of the operation
+	left.Store(int32(len(l.sends)))
+	memory := l.memory
+	for _, s := range l.sends {
+		s.OnDone(func() {
+			if left.Add(-1) == 0 {
+				g.scratch.Put(memory)
+			}
+		})
+	}
 }
 
 // giveBack returns scratch memory, which nothing of the operation uses now.
@@ -245,7 +292,8 @@ func (o *operation) giveBack() {
 	for _, x := range o.taken {
 		o.g.scratch.Put(x)
 	}
-	o.taken = nil
+	clear(o.taken)
+	o.taken = o.taken[:0]
 }
 
 // finish ends the operation: it returns when all memory is the caller's
@@ -254,9 +302,15 @@ func (o *operation) finish(err error) error {
 	if err == nil {
 		err = o.sent()
 	}
+	if o.host != nil {
+		err = o.leaveHost(err)
+	}
 	if err == nil {
 		o.giveBack()
 		o.giveBackLent()
+		g := o.g
+		o.reset()
+		g.operations.Put(o)
 		return nil
 	}
 	defer o.giveBack()

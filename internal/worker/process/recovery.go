@@ -29,6 +29,7 @@ type recovery struct {
 
 	broken chan id.Session // the other ends of links that broke
 	copies sync.Once       // says that the memory of a peer on this host is not read
+	boards sync.Once       // says that memory is not shared with a peer on this host
 
 	mu      sync.Mutex
 	failing map[id.Session]time.Time // since when dialling peers fails to which there never was a link
@@ -211,6 +212,11 @@ func (r *recovery) link(ev comm.LinkEvent) {
 	if ev.Copies != nil {
 		r.copies.Do(func() {
 			complain(fmt.Errorf("messages of worker %d pass through a socket: %w", ev.Peer.Worker, ev.Copies))
+		})
+	}
+	if ev.Board != nil {
+		r.boards.Do(func() {
+			complain(fmt.Errorf("what all workers are to have goes to worker %d in messages, not through memory that both share: %w", ev.Peer.Worker, ev.Board))
 		})
 	}
 	r.mu.Lock()
