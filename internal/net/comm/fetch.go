@@ -64,15 +64,12 @@ func (l *link) start(peer *cma.Process) {
 	})
 }
 
-// end returns when nothing is read any more. The reader of the link has ended.
+// end returns when nothing is read any more. The board stays until the link is its peer's no more.
 func (r *reach) end() {
 	close(r.over)
 	<-r.done
 	if r.peer != nil {
 		_ = r.peer.Close()
-	}
-	if r.board != nil {
-		_ = r.board.Close()
 	}
 }
 

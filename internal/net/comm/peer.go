@@ -373,6 +373,9 @@ func (p *peer) serve(h *handover) {
 	}
 	e.notify()
 	e.unlock()
+	if l.board != nil {
+		_ = l.board.Close()
+	}
 	p.tell(LinkEvent{Peer: p.Session, Link: l.number, Err: lostErr(err)})
 }
 
