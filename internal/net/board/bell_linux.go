@@ -55,8 +55,14 @@ var oneOnly atomic.Bool
 
 // Sleep returns when the bell or the alarm has another number than these, or earlier.
 func (l Bell) Sleep(old uint32, a *Alarm, alarm uint32) {
+	began := time.Now()
 	l.sleepers.Add(1)
-	defer l.sleepers.Add(^uint32(0))
+	l.sleep(old, a, alarm)
+	l.sleepers.Add(^uint32(0))
+	quick.Store(time.Since(began) < long)
+}
+
+func (l Bell) sleep(old uint32, a *Alarm, alarm uint32) {
 	if !oneOnly.Load() {
 		both := pairs.Get().(*[2]futexWaitV)
 		both[0] = futexWaitV{uint64(old), uint64(uintptr(unsafe.Pointer(l.word))), futexU32, 0}
@@ -77,37 +83,21 @@ func (l Bell) Sleep(old uint32, a *Alarm, alarm uint32) {
 // in turn, unless that one looks for longer. Between two looks it yields the processor, which is how the others of its host get on where there are more of them than
 // processors.
 //
-// It sleeps at once after lookLull without a wait: what waits rarely gains nothing, and has others computing beside it. And it sleeps at once for a while after the
-// processor was gone for longer than lookGap between two looks, because then programs may use it that nothing is expected of, and the system lets those run soon that it
-// wakes: for leastRest, or twice as long as the last time, up to mostRest, where that was not long ago.
+// That is for collectives that come one after the other. What slept long before sleeps at once: it waits for others that compute, and looking would take time from them. And
+// nothing looks for a while after the processor was gone for longer than lookGap between two looks, because then programs may use it that nothing is expected of, and the
+// system lets those run soon that it wakes: for lookRest times as long as it was gone.
 const (
-	lookFor   = 100 * time.Microsecond
-	lookLull  = 2 * time.Millisecond
-	lookGap   = 2 * time.Millisecond
-	leastRest = time.Millisecond
-	mostRest  = 64 * time.Millisecond
+	lookFor  = 100 * time.Microsecond
+	lookGap  = 2 * time.Millisecond
+	lookRest = 8
+	long     = 300 * time.Microsecond // for a sleep
 )
 
 var (
-	start  = time.Now()
-	waited atomic.Int64 // when a wait last began or ended, since start
-	rests  resting
+	start = time.Now()
+	rest  atomic.Int64 // until when nothing looks, since start
+	quick atomic.Bool  // the last sleep was not long
 )
-
-// resting is when nothing looks.
-type resting struct{ until, length atomic.Int64 }
-
-// begin begins a rest at a time since start.
-func (r *resting) begin(now time.Duration) {
-	length := time.Duration(r.length.Load())
-	if now-time.Duration(r.until.Load()) < 4*length {
-		length = min(2*length, mostRest)
-	} else {
-		length = leastRest
-	}
-	r.length.Store(int64(length))
-	r.until.Store(int64(now + length))
-}
 
 // Look waits for a short time until a condition holds that can become true when the bell rings, and reports whether it does.
 func (l Bell) Look(done func() bool) bool {
@@ -115,22 +105,21 @@ func (l Bell) Look(done func() bool) bool {
 	if done() {
 		return true
 	}
-	began := time.Since(start)
-	if last := waited.Swap(int64(began)); began > time.Duration(last)+lookLull {
+	if !quick.Load() {
 		return false
 	}
-	for last := began; int64(last) >= rests.until.Load() && last-began < lookFor; {
+	began := time.Since(start)
+	for last := began; int64(last) >= rest.Load() && last-began < lookFor; {
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		if now := l.Now(); now != seen {
 			if done() {
-				waited.Store(int64(last))
 				return true
 			}
 			seen = now
 		}
 		now := time.Since(start)
-		if now-last > lookGap {
-			rests.begin(now)
+		if gone := now - last; gone > lookGap {
+			rest.Store(int64(now + lookRest*gone))
 		}
 		last = now
 	}
