@@ -79,7 +79,7 @@ func (l Bell) sleep(old uint32, a *Alarm, alarm uint32) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(l.word)), wait, uintptr(old), uintptr(unsafe.Pointer(&limit)), 0, 0)
 }
 
-// Who waits looks again and again before it sleeps: to wake it takes 30 to 40 µs on a virtual machine, and while it is woken, the one that it then waits for falls asleep
+// A thread that waits looks again and again before it sleeps: to wake it takes 30 to 40 µs on a virtual machine, and while it is woken, the one that it then waits for falls asleep
 // in turn, unless that one looks for longer. Between two looks it yields the processor, which is how the others of its host get on where there are more of them than
 // processors.
 //

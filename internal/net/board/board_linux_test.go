@@ -21,7 +21,7 @@ import (
 // pair is two boards, each opened for the other.
 type pair struct {
 	ours, theirs *Board
-	reader       *Peer // of ours: who has theirs
+	reader       *Peer // ours: the other
 	seen         *Peer // of theirs: ours
 }
 
@@ -239,7 +239,7 @@ func TestRaces(t *testing.T) {
 	}
 }
 
-// Whatever another process writes on its board, a reader stays within the memory, and so does who waits for it.
+// Whatever another process writes on its board, a reader stays within the memory, and so does a process that waits for it.
 func TestHostileBoard(t *testing.T) {
 	p := two(t)
 	r := rand.New(rand.NewPCG(1, 2))

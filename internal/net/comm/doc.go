@@ -78,7 +78,7 @@
 //	fetch     one per link within a host: reads large messages from the peer's memory
 //
 // All state is under one lock of the endpoint, held for no system call but
-// Close and SetDeadline of a connection, and those that wake who sleeps on a board or let go of one. Callbacks ([Sending.OnDone],
+// Close and SetDeadline of a connection, and those that wake a sleeper on a board or let go of one. Callbacks ([Sending.OnDone],
 // [Receiving.OnDone]) are called without it.
 //
 // # Wire format, version 4
