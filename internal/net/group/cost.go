@@ -93,7 +93,7 @@ func (c Cost) time(n, incast int) float64 {
 	return float64(c.Steps)*latency + float64(c.Messages)/float64(n)*message + bytes + float64(c.Adds)*add
 }
 
-// directSize is up to how many bytes each member of a host adds everything in an all-reduce: with 2, 4 and 8 members, parts in two rounds take as long from about there on.
+// directSize is up to how many bytes each member of a host adds everything in an all-reduce: it waits once then, where parts take two rounds. It is not fitted to measured times.
 const directSize = 16 << 10
 
 // ChooseNear returns the algorithm between processes of one host, which share memory.
