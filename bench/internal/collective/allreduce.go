@@ -16,14 +16,14 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
-// AllReduce compares the all-reduce of a group of workers, on one host with reads of memory and without, and over TCP, with that of OpenMPI, over memory and TCP, and that of
-// Gloo. Each rank is a process. A figure is the mean of some calls in a row, of the slowest rank. Sides take turns; between their turns our ranks sleep, and
+// AllReduce compares the all-reduce of a group of workers, on one host with reads of memory and without, and over TCP, with that of OpenMPI, over memory and TCP, that of
+// Gloo, and what the loopback interface carries ([loopback]). Each rank is a process. A figure is the mean of some calls in a row, of the slowest rank. Sides take turns; between their turns our ranks sleep, and
 // those of the peers do not exist, so each side first reduces for some 50 ms that do not count.
 func AllReduce(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("allreduce", flag.ExitOnError)
 	role := f.String("role", "", "rank: a process that this command starts")
 	self := f.Int("rank", 0, "of such a process")
-	links := f.String("links", "", "of such a process: host, sockets or tcp")
+	links := f.String("links", "", "of such a process: host, sockets, tcp or loopback")
 	folder := f.String("folder", "", "of such a process: where its sockets are")
 	ranks := f.String("ranks", "2,4,8", "numbers of ranks")
 	sizes := f.String("sizes", "1024,65536,1048576,16777216", "bytes that are reduced, multiples of 4")
@@ -104,13 +104,13 @@ var contests = []struct {
 	ours, theirs     string
 	goal, latencyTwo float64
 }{
-	{"one host", "OpenMPI, memory", 1, 0.5}, {"TCP", "OpenMPI, TCP", 1.5, 0}, {"one host", "Gloo", 5, 0}, {"TCP", "Gloo", 5, 0},
+	{"one host", "OpenMPI, memory", 1, 0.5}, {"TCP", "OpenMPI, TCP", 1.5, 0}, {"TCP", "loopback", 0.9, 0}, {"one host", "Gloo", 5, 0}, {"TCP", "Gloo", 5, 0},
 }
 
 // compare measures all sizes with so many ranks.
 func (b *bench) compare(n int, sizes []int) (err error) {
 	var sides []*side
-	for _, links := range []struct{ name, links string }{{"one host", "host"}, {"sockets", "sockets"}, {"TCP", "tcp"}} {
+	for _, links := range []struct{ name, links string }{{"one host", "host"}, {"sockets", "sockets"}, {"TCP", "tcp"}, {"loopback", "loopback"}} {
 		folder := filepath.Join(b.dir, fmt.Sprintf("%s%d", links.links, n))
 		if err := os.Mkdir(folder, 0o700); err != nil {
 			return err

@@ -18,9 +18,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Ranks meet over each kind of links, come to the right sums, and end when their input does.
+// Ranks meet over each kind of links, or as a ring, come to the right sums, and end when their input does.
 func TestCrew(t *testing.T) {
-	for _, links := range []string{"host", "sockets", "tcp"} {
+	for _, links := range []string{"host", "sockets", "tcp", "loopback"} {
 		c, err := startCrew(3, links, t.TempDir())
 		if err != nil {
 			t.Fatalf("%s: %v", links, err)

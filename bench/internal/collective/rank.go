@@ -77,6 +77,10 @@ func (c *crew) ask(elements, rounds, calls int) (ms []float64, err error) {
 
 // rank is one process: it says its address, reads those of all ranks, and then reduces as each line asks, until its input ends.
 func rank(self int, links, folder string) error {
+	in := bufio.NewScanner(os.Stdin)
+	if links == "loopback" {
+		return serveLoopback(self, in)
+	}
 	var via transport.Transport = transport.TCP{}
 	if links != "tcp" {
 		via = transport.Host{Folder: folder, Name: strconv.Itoa(self), Sockets: links == "sockets"}
@@ -88,7 +92,6 @@ func rank(self int, links, folder string) error {
 	}
 	defer e.Close()
 	fmt.Println(e.Addr())
-	in := bufio.NewScanner(os.Stdin)
 	if !in.Scan() {
 		return in.Err()
 	}
@@ -110,12 +113,19 @@ func rank(self int, links, folder string) error {
 	if _, err := g.Edit(ctx, call.Version, sessions); err != nil {
 		return err
 	}
+	return serve(in, func(elements, rounds, calls int) ([]float64, error) {
+		return reduce(ctx, g, &call, self, len(members), elements, rounds, calls)
+	})
+}
+
+// serve does what each line asks for, until the input ends: it prints how many milliseconds a call took in each round.
+func serve(in *bufio.Scanner, do func(elements, rounds, calls int) ([]float64, error)) error {
 	for in.Scan() {
 		var elements, rounds, calls int
 		if _, err := fmt.Sscan(in.Text(), &elements, &rounds, &calls); err != nil {
 			return fmt.Errorf("%q: want elements, rounds and calls: %w", in.Text(), err)
 		}
-		ms, err := reduce(ctx, g, &call, self, len(members), elements, rounds, calls)
+		ms, err := do(elements, rounds, calls)
 		if err != nil {
 			return err
 		}
