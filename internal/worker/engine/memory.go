@@ -3,7 +3,6 @@ package engine
 import (
 	"bytes"
 	"context"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -74,30 +73,6 @@ func (m *memory) init(c *Config, micros int, merge func(left, right []float32) [
 	m.blocks, m.incoming = make(map[blockArray][]float32), make(map[id.Range]*incoming)
 }
 
-// shard is the memory of a range that this worker has a part in.
-type shard struct {
-	id.Range
-	owner bool
-	state *zero.Shard // nil where only the gradient is here
-	// params is part of the layer's Params where this worker serves it, else memory of its own.
-	params []float32
-
-	total   []float32 // the gradient of the step, once the core says that it is complete
-	own     []float32 // memory for it
-	watched bool      // its digests were taken
-}
-
-// arrays returns the parameters and the moments.
-func (sh *shard) arrays() [][]float32 { return append([][]float32{sh.params}, sh.state.Moments...) }
-
-// memory returns memory for the complete gradient.
-func (sh *shard) memory() []float32 {
-	if sh.own == nil {
-		sh.own = pages.Make(sh.Hi - sh.Lo)
-	}
-	return sh.own
-}
-
 // boundary is the memory of a boundary tensor.
 type boundary struct {
 	t      tensor.Tensor   // t.F is of the engine's pool
@@ -110,15 +85,6 @@ type boundary struct {
 type blockArray struct {
 	block id.Range
 	array int
-}
-
-// incoming is the state of a range that a transfer brings.
-type incoming struct {
-	r        id.Range
-	base     []float32
-	state    *zero.Shard // nil before the base is here
-	params   []float32
-	gradient []float32 // used again for each update
 }
 
 // keepTensor keeps the tensor that a pass has made, in place of one that was expected.
@@ -179,22 +145,6 @@ func (e *Engine) clear() {
 	e.reap()
 }
 
-// found makes the state of a range out of the base that has come.
-func (e *Engine) found(r id.Range) error {
-	in := e.incoming[r]
-	state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
-	if err != nil {
-		return err
-	}
-	n := r.Hi - r.Lo
-	in.params = in.base[core.BaseHead : core.BaseHead+n]
-	for i := range state.Moments {
-		state.Moments[i] = in.base[core.BaseHead+(1+i)*n : core.BaseHead+(2+i)*n]
-	}
-	in.state, in.gradient = state, pages.Make(n)
-	return nil
-}
-
 // apply goes over to a plan.
 func (e *Engine) apply(d core.Apply) error {
 	e.plan = d.Plan
@@ -240,171 +190,6 @@ func (e *Engine) apply(d core.Apply) error {
 		clear(e.initial.stages)
 	}
 	return nil
-}
-
-// watch takes the digests of shards that a plan has brought here, other than by messages.
-func (e *Engine) watch() {
-	for _, sh := range e.shards {
-		if sh.state != nil && !sh.watched {
-			sh.watched = true
-			e.guard.take(sh.Range, sh.params, sh.state.Moments...)
-		}
-	}
-}
-
-// hold makes the shards of a plan.
-func (e *Engine) hold(d core.Apply) error {
-	made := make(map[id.Range]*shard)
-	for _, n := range d.Shards {
-		sh := &shard{Range: n.Range}
-		switch n.From {
-		case core.Preset:
-			sh = e.initial.shards[n.Range]
-		case core.Derived:
-			var err error
-			if sh, err = e.derive(n.Range); err != nil {
-				return err
-			}
-		case core.Assembled:
-			var err error
-			if sh, err = e.assemble(n.Range, n.Transfers); err != nil {
-				return err
-			}
-		}
-		made[n.Range] = sh
-	}
-	for r, sh := range e.shards {
-		if _, replaced := made[r]; (replaced || slices.Contains(d.Gone, r)) && sh.state != nil {
-			e.former = append(e.former, sh)
-		}
-	}
-	for _, r := range d.Gone {
-		delete(e.shards, r)
-	}
-	for r, sh := range made {
-		e.shards[r] = sh
-		if sh.state != nil && e.serves(sh.Layer) && e.c.Layers[sh.Layer].Params != nil {
-			// Of a layer that was served before, the parameters are there.
-			view := e.c.Layers[sh.Layer].Params[r.Lo:r.Hi]
-			place(view, sh.params)
-			sh.params = view
-		}
-	}
-	for _, p := range e.plan.Shards {
-		if sh := e.shards[core.RangeOf(p)]; sh != nil {
-			sh.owner = p.Owner == e.c.Self.ID
-		}
-	}
-	return nil
-}
-
-// derive makes the state of a range out of the first values of its layer. Where these were altered meanwhile, they are made again.
-func (e *Engine) derive(r id.Range) (*shard, error) {
-	state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
-	if err != nil {
-		return nil, err
-	}
-	sh := &shard{Range: r, state: state, params: e.c.Layers[r.Layer].Params[r.Lo:r.Hi]}
-	if !e.guard.fitArray(r, 0, sh.params) {
-		sh.params = pages.Make(r.Hi - r.Lo)
-		err = e.c.Begin(r, sh.params, nil)
-	}
-	return sh, err
-}
-
-// assemble makes the state of a range out of what is here of it.
-func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
-	if slices.Contains(transfers, r) {
-		in := e.incoming[r]
-		e.guard.take(r, in.params, in.state.Moments...)
-		return &shard{Range: r, state: in.state, params: in.params, watched: true}, nil
-	}
-	state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
-	if err != nil {
-		return nil, err
-	}
-	// What was held here keeps its digests, which also tell of what alters on the way.
-	sh := &shard{Range: r, state: state, params: pages.Make(r.Hi - r.Lo), watched: true}
-	take := func(from id.Range, params []float32, moments [][]float32) {
-		lo, hi := max(from.Lo, r.Lo), min(from.Hi, r.Hi)
-		if from.Layer != r.Layer || lo >= hi {
-			return
-		}
-		pages.Copy(sh.params[lo-r.Lo:hi-r.Lo], params[lo-from.Lo:hi-from.Lo])
-		for i, m := range moments {
-			pages.Copy(state.Moments[i][lo-r.Lo:hi-r.Lo], m[lo-from.Lo:hi-from.Lo])
-		}
-	}
-	for _, old := range e.former {
-		take(old.Range, old.params, old.state.Moments)
-	}
-	for _, old := range e.shards {
-		if old.state != nil {
-			take(old.Range, old.params, old.state.Moments)
-		}
-	}
-	for _, x := range transfers {
-		in := e.incoming[x]
-		take(in.r, in.params, in.state.Moments)
-		if x.Layer == r.Layer {
-			e.guard.take(in.r, in.params, in.state.Moments...)
-		}
-	}
-	return sh, nil
-}
-
-// copied brings bases.
-type copied struct{ bases map[core.Transfer][]float32 }
-
-// copyBases copies the bases of transfers, but for those whose source was altered, which the next exchange repairs.
-func (e *Engine) copyBases(copies []core.Copy, sources []*shard, step int) map[core.Transfer][]float32 {
-	bases := make(map[core.Transfer][]float32)
-	for i, c := range copies {
-		sh := sources[i]
-		lo, hi := c.Range.Lo-sh.Lo, c.Range.Hi-sh.Lo
-		m := e.spares.get(core.BaseHead + (1+len(sh.state.Moments))*(hi-lo))
-		m[0] = math.Float32frombits(uint32(step))
-		for i, x := range sh.arrays() {
-			pages.Copy(m[core.BaseHead+i*(hi-lo):], x[lo:hi])
-		}
-		if e.guard.fit(c.Range, m[core.BaseHead:]) {
-			bases[c.Transfer] = m
-		}
-	}
-	return bases
-}
-
-// place writes parameters where a layer reads them. What lies there already is not touched, because it may be on its way to others.
-func place(to, params []float32) {
-	if same := len(to) > 0 && &to[0] == &params[0]; !same && !slices.Equal(to, params) {
-		pages.Copy(to, params)
-	}
-}
-
-// inOrder returns the shards by layer, then range.
-func (e *Engine) inOrder() (all []*shard) {
-	for _, p := range e.plan.Shards {
-		if sh := e.shards[core.RangeOf(p)]; sh != nil {
-			all = append(all, sh)
-		}
-	}
-	return all
-}
-
-// restore puts a repaired block in its place.
-func (e *Engine) restore(d core.Restore) {
-	to, base := [][]float32{e.c.Layers[d.Range.Layer].Params}, 0
-	if d.Held {
-		to, base = e.shards[d.Range].arrays(), d.Range.Lo
-	}
-	var arrays [][]float32
-	for j := range d.Arrays {
-		at := blockArray{d.Block, j}
-		arrays = append(arrays, e.blocks[at])
-		copy(to[j][d.Block.Lo-base:], e.blocks[at])
-		delete(e.blocks, at)
-	}
-	e.guard.take(d.Block, arrays[0], arrays[1:]...)
 }
 
 // values returns the number of the values that a layer's parameters have, see Micro.Values.
