@@ -76,16 +76,22 @@ type Shard struct {
 // NewShard returns the state before the first step, of a range that begins
 // and ends at borders of the layer's blocks.
 func NewShard(rule Rule, r id.Range, tensors []Tensor) (*Shard, error) {
+	var moments [][]float32
+	for range rule.Moments() {
+		moments = append(moments, pages.Make(max(0, r.Hi-r.Lo)))
+	}
+	return ShardOf(rule, r, tensors, moments)
+}
+
+// ShardOf returns the state of such a range, whose moments are these.
+func ShardOf(rule Rule, r id.Range, tensors []Tensor, moments [][]float32) (*Shard, error) {
 	all := Blocks(tensors)
 	first := sort.Search(len(all), func(i int) bool { return all[i].Lo >= r.Lo })
 	end := sort.Search(len(all), func(i int) bool { return all[i].Hi > r.Hi })
 	if r.Lo < r.Hi && (first >= end || all[first].Lo != r.Lo || all[end-1].Hi != r.Hi) || r.Lo > r.Hi {
 		return nil, fmt.Errorf("zero: shard [%d,%d) of layer %d does not lie at the borders of blocks", r.Lo, r.Hi, r.Layer)
 	}
-	s := &Shard{Range: r, rule: rule}
-	for range rule.Moments() {
-		s.Moments = append(s.Moments, pages.Make(r.Hi-r.Lo))
-	}
+	s := &Shard{Range: r, Moments: moments, rule: rule}
 	if r.Lo < r.Hi {
 		for _, b := range all[first:end] {
 			s.blocks = append(s.blocks, Block{b.Lo - r.Lo, b.Hi - r.Lo, b.Tuning})

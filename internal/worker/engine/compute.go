@@ -487,6 +487,7 @@ func (e *Engine) prepare(d core.Prepare) {
 				serves[l] = true
 			}
 		}
+		memory := lay(d.Ranges, 1+e.c.Rule.Moments())
 		// All of a layer follows from the same values: layer by layer, they are made once.
 		for l := range e.c.Layers {
 			if serves[l] {
@@ -499,11 +500,11 @@ func (e *Engine) prepare(d core.Prepare) {
 				if r.Layer != l {
 					continue
 				}
-				state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[l].Tensors)
+				state, err := zero.ShardOf(e.c.Rule, r, e.c.Layers[l].Tensors, memory[r][1:])
 				if err != nil {
 					return err
 				}
-				sh := &shard{Range: r, state: state, params: pages.Make(r.Hi - r.Lo)}
+				sh := &shard{Range: r, state: state, params: memory[r][0]}
 				if err := e.c.Begin(r, sh.params, state.Moments); err != nil {
 					return err
 				}
@@ -518,7 +519,8 @@ func (e *Engine) prepare(d core.Prepare) {
 func (e *Engine) replay(d core.Replay) {
 	in := e.incoming[d.Range]
 	e.start(d.Lane, taskEnded{event: core.Replayed{}}, func(*taskEnded) error {
-		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update)
+		in.measure(e.guard) // here, since the loop would be held up by it when the plan goes live
+		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update, in.digests...)
 		return nil
 	})
 }

@@ -90,18 +90,35 @@ func (g *guard) fitArray(r id.Range, j int, x []float32) bool {
 
 // take takes the digests of arrays that were written just now: of the parameters of a range and, if they are given, its moments.
 func (g *guard) take(r id.Range, params []float32, moments ...[]float32) {
+	g.put(r, g.measure(r, params, moments...))
+}
+
+// measure returns the digests of such arrays.
+func (g *guard) measure(r id.Range, params []float32, moments ...[]float32) (all [][]zero.Digest) {
 	if g == nil {
-		return
+		return nil
 	}
 	first, end := g.blocksOf(r)
-	for j, x := range append([][]float32{params}, moments...) {
+	for _, x := range append([][]float32{params}, moments...) {
 		d := make([]zero.Digest, 0, end-first)
 		for _, b := range g.blocks[r.Layer][first:end] {
 			d = append(d, zero.DigestOf(x[b.Lo-r.Lo:b.Hi-r.Lo]))
 		}
-		g.mu.Lock()
+		all = append(all, d)
+	}
+	return all
+}
+
+// put sets digests of a range.
+func (g *guard) put(r id.Range, all [][]zero.Digest) {
+	if g == nil {
+		return
+	}
+	first, end := g.blocksOf(r)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for j, d := range all {
 		copy(g.sums[r.Layer][j][first:end], d)
-		g.mu.Unlock()
 	}
 }
 

@@ -54,6 +54,7 @@ type memory struct {
 
 	free    pool
 	late    []lateBuffer
+	loans   []loan
 	batches batches
 	adding  []sync.Mutex // held while gradients of a layer are added
 }
@@ -71,6 +72,51 @@ func (m *memory) init(c *Config, micros int, merge func(left, right []float32) [
 	m.batches.make = func() *batch { return &batch{makeBatch(c.Input, c.MicroBatch), makeBatch(c.Target, c.MicroBatch)} }
 	m.losses = tree.NewSums(micros, core.Measured.Add)
 	m.blocks, m.incoming = make(map[blockArray][]float32), make(map[id.Range]*incoming)
+}
+
+// gradientMemory makes memory for the complete gradient of a shard that a gradient sent earlier is not in any more.
+func (e *Engine) gradientMemory(sh *shard) {
+	if sh.own != nil && e.lent(sh.own) {
+		e.giveBack(sh.own)
+		sh.own = nil
+	}
+	if sh.own == nil {
+		sh.own = e.free.get(sh.Hi - sh.Lo)
+	}
+}
+
+// loan is an array that a gradient is sent out of, to a worker that will hold its shard. No commit waits for that, so the array may be
+// needed again before it is sent.
+type loan struct {
+	array *float32 // its first element
+	until *comm.Sending
+}
+
+// lend takes note that a part of an array is being sent.
+func (e *Engine) lend(array []float32, s *comm.Sending) {
+	e.loans = append(slices.DeleteFunc(e.loans, loan.ended), loan{&array[0], s})
+}
+
+func (l loan) ended() bool { return ended(l.until) }
+
+// lent reports whether an array is still being sent.
+func (e *Engine) lent(array []float32) bool {
+	return slices.ContainsFunc(e.loans, func(l loan) bool { return len(array) > 0 && l.array == &array[0] && !l.ended() })
+}
+
+// giveBack puts an array into the pool once it is not being sent any more.
+func (e *Engine) giveBack(array []float32) {
+	if !e.lent(array) {
+		e.free.put(array)
+		return
+	}
+	late := lateBuffer{buf: array}
+	for _, l := range e.loans {
+		if l.array == &array[0] {
+			late.until = append(late.until, l.until.Done())
+		}
+	}
+	e.late = append(e.late, late)
 }
 
 // boundary is the memory of a boundary tensor.
@@ -114,17 +160,17 @@ func (e *Engine) clear() {
 	for l, sums := range e.grads {
 		if sums != nil {
 			for _, g := range sums.Clear() {
-				e.free.put(g)
+				e.giveBack(g)
 			}
 		}
 		if e.plain[l] != nil {
-			e.free.put(e.plain[l])
+			e.giveBack(e.plain[l])
 			e.plain[l] = nil
 		}
 	}
 	e.losses.Clear()
 	for _, x := range e.scratch {
-		e.free.put(x)
+		e.giveBack(x)
 	}
 	e.scratch = nil
 	// A receiver that had a tensor already may not have said so yet.

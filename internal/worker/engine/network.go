@@ -52,7 +52,8 @@ func (e *Engine) expect(d core.Expect) {
 		x.buf = comm.Bytes(b.t.F)
 	case core.Gradient:
 		sh := e.shards[r]
-		sh.total = sh.memory()
+		e.gradientMemory(sh)
+		sh.reduced(sh.own, 0, len(sh.own))
 		x.buf = comm.Bytes(sh.total)
 	case core.Parameters:
 		params := e.c.Layers[r.Layer].Params[r.Lo:r.Hi]
@@ -177,7 +178,8 @@ const fillPriority comm.Priority = 1<<16 - 1
 // sendFill posts a message of a transfer.
 func (e *Engine) sendFill(d core.SendFill) {
 	data, prio := d.Data, fillPriority
-	var g, base []float32
+	var base []float32
+	var sh *shard
 	switch r := d.Transfer.Range; d.Content {
 	case core.Words:
 		prio = comm.Control
@@ -186,14 +188,13 @@ func (e *Engine) sendFill(d core.SendFill) {
 		data = comm.Bytes(base)
 		delete(e.bases, d.Transfer)
 	case core.Increment:
-		g = e.free.get(r.Hi - r.Lo)
-		pages.Copy(g, e.shards[d.Source].total[r.Lo-d.Source.Lo:r.Hi-d.Source.Lo])
-		data = comm.Bytes(g)
+		sh = e.shards[d.Source]
+		data = comm.Bytes(sh.total[r.Lo-d.Source.Lo : r.Hi-d.Source.Lo])
 	}
 	s := e.c.Network.Post(d.Transfer.To, d.Key, data, prio)
 	e.fills = append(slices.DeleteFunc(e.fills, ended), s)
-	if g != nil {
-		e.late = append(e.late, lateBuffer{g, []<-chan struct{}{s.Done()}})
+	if sh != nil && len(data) > 0 {
+		e.lend(sh.within, s)
 	}
 	if base != nil {
 		s.OnDone(func() { e.mail.put(baseSent{d.Transfer, base}) })
@@ -315,7 +316,7 @@ func (e *Engine) total(d core.Total) {
 		panic("engine: a gradient is complete and its sum is not")
 	}
 	for _, r := range d.Ranges {
-		e.shards[r].total = total[r.Lo:r.Hi]
+		e.shards[r].reduced(total, r.Lo, r.Hi)
 	}
 }
 
@@ -333,13 +334,18 @@ func (e *Engine) reduce(d core.Reduce) {
 		e.fastReduce(g, d, mine)
 		return
 	}
+	for _, sh := range mine {
+		if sh != nil {
+			e.gradientMemory(sh)
+		}
+	}
 	sums := e.grads[d.Layer]
 	e.operation(opEnded{
 		done: core.OpDone{Op: d.Op}, name: trace.Reduce, of: spanOf(d.Layer, 4*int64(e.c.Layers[d.Layer].Size())),
 		take: func() {
 			for _, sh := range mine {
 				if sh != nil {
-					sh.total = sh.own
+					sh.reduced(sh.own, 0, len(sh.own))
 				}
 			}
 		},
@@ -347,7 +353,7 @@ func (e *Engine) reduce(d core.Reduce) {
 		return g.TreeReduce(ctx, d.Call, d.Tree, func(shard int, n tree.Node) []float32 {
 			v, _ := sums.At(n)
 			return v[d.Tree.Shards[shard].Lo:d.Tree.Shards[shard].Hi]
-		}, func(shard int) []float32 { return mine[shard].memory() }, nil)
+		}, func(shard int) []float32 { return mine[shard].own }, nil)
 	})
 }
 
@@ -379,7 +385,7 @@ func (e *Engine) fastReduce(g *group.Group, d core.Reduce, mine []*shard) {
 		take: func() {
 			for i, sh := range mine {
 				if sh != nil {
-					sh.total = sum[places[i] : places[i]+sh.Hi-sh.Lo]
+					sh.reduced(sum, places[i], places[i]+sh.Hi-sh.Lo)
 				}
 			}
 		},

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -19,6 +20,7 @@ type shard struct {
 	params []float32
 
 	total   []float32 // the gradient of the step, once the core says that it is complete
+	within  []float32 // the array that it is part of
 	own     []float32 // memory for it
 	watched bool      // its digests were taken
 }
@@ -26,13 +28,8 @@ type shard struct {
 // arrays returns the parameters and the moments.
 func (sh *shard) arrays() [][]float32 { return append([][]float32{sh.params}, sh.state.Moments...) }
 
-// memory returns memory for the complete gradient.
-func (sh *shard) memory() []float32 {
-	if sh.own == nil {
-		sh.own = pages.Make(sh.Hi - sh.Lo)
-	}
-	return sh.own
-}
+// reduced says where the gradient of the shard is: in a part of an array.
+func (sh *shard) reduced(within []float32, lo, hi int) { sh.total, sh.within = within[lo:hi], within }
 
 // incoming is the state of a range that a transfer brings.
 type incoming struct {
@@ -40,28 +37,44 @@ type incoming struct {
 	base     []float32
 	state    *zero.Shard // nil before the base is here
 	params   []float32
-	gradient []float32 // used again for each update
+	gradient []float32       // used again for each update
+	digests  [][]zero.Digest // nil before the first update
+}
+
+// measure takes the digests of what came, unless an update has.
+func (in *incoming) measure(g *guard) {
+	if in.digests == nil {
+		in.digests = g.measure(in.r, in.params, in.state.Moments...)
+	}
 }
 
 // found makes the state of a range out of the base that has come.
 func (e *Engine) found(r id.Range) error {
 	in := e.incoming[r]
-	state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
+	n := r.Hi - r.Lo
+	array := func(j int) []float32 { return in.base[core.BaseHead+j*n : core.BaseHead+(j+1)*n] }
+	var moments [][]float32
+	for j := range e.c.Rule.Moments() {
+		moments = append(moments, array(1+j))
+	}
+	state, err := zero.ShardOf(e.c.Rule, r, e.c.Layers[r.Layer].Tensors, moments)
 	if err != nil {
 		return err
 	}
-	n := r.Hi - r.Lo
-	in.params = in.base[core.BaseHead : core.BaseHead+n]
-	for i := range state.Moments {
-		state.Moments[i] = in.base[core.BaseHead+(1+i)*n : core.BaseHead+(2+i)*n]
-	}
-	in.state, in.gradient = state, pages.Make(n)
+	in.params, in.state, in.gradient = array(0), state, e.free.get(n)
 	return nil
 }
 
 // hold makes the shards of a plan.
 func (e *Engine) hold(d core.Apply) error {
 	made := make(map[id.Range]*shard)
+	var derived []id.Range
+	for _, n := range d.Shards {
+		if n.From == core.Derived {
+			derived = append(derived, n.Range)
+		}
+	}
+	moments := lay(derived, e.c.Rule.Moments())
 	for _, n := range d.Shards {
 		sh := &shard{Range: n.Range}
 		switch n.From {
@@ -69,7 +82,7 @@ func (e *Engine) hold(d core.Apply) error {
 			sh = e.initial.shards[n.Range]
 		case core.Derived:
 			var err error
-			if sh, err = e.derive(n.Range); err != nil {
+			if sh, err = e.derive(n.Range, moments[n.Range]); err != nil {
 				return err
 			}
 		case core.Assembled:
@@ -116,8 +129,8 @@ func (e *Engine) watch() {
 }
 
 // derive makes the state of a range out of the first values of its layer. Where these were altered meanwhile, they are made again.
-func (e *Engine) derive(r id.Range) (*shard, error) {
-	state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
+func (e *Engine) derive(r id.Range, moments [][]float32) (*shard, error) {
+	state, err := zero.ShardOf(e.c.Rule, r, e.c.Layers[r.Layer].Tensors, moments)
 	if err != nil {
 		return nil, err
 	}
@@ -133,8 +146,13 @@ func (e *Engine) derive(r id.Range) (*shard, error) {
 func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
 	if slices.Contains(transfers, r) {
 		in := e.incoming[r]
-		e.guard.take(r, in.params, in.state.Moments...)
+		in.measure(e.guard)
+		e.guard.put(r, in.digests)
 		return &shard{Range: r, state: in.state, params: in.params, watched: true}, nil
+	}
+	if arrays := e.joined(r); arrays != nil {
+		state, err := zero.ShardOf(e.c.Rule, r, e.c.Layers[r.Layer].Tensors, arrays[1:])
+		return &shard{Range: r, state: state, params: arrays[0], watched: true}, err
 	}
 	state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
 	if err != nil {
@@ -164,10 +182,71 @@ func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
 		in := e.incoming[x]
 		take(in.r, in.params, in.state.Moments)
 		if x.Layer == r.Layer {
-			e.guard.take(in.r, in.params, in.state.Moments...)
+			in.measure(e.guard)
+			e.guard.put(in.r, in.digests)
 		}
 	}
 	return sh, nil
+}
+
+// lay makes as many arrays for each range. Those of ranges of a layer that follow each other do so in memory, too, so that they can be joined when a plan
+// has one range of them; and a part of a range is a part of its arrays.
+func lay(ranges []id.Range, arrays int) map[id.Range][][]float32 {
+	sorted := slices.Clone(ranges)
+	slices.SortFunc(sorted, func(a, b id.Range) int { return cmp.Or(a.Layer-b.Layer, a.Lo-b.Lo, a.Hi-b.Hi) })
+	made := make(map[id.Range][][]float32)
+	for len(sorted) > 0 {
+		n := 1
+		for n < len(sorted) && sorted[n].Layer == sorted[0].Layer && sorted[n].Lo == sorted[n-1].Hi {
+			n++
+		}
+		lo, hi := sorted[0].Lo, sorted[n-1].Hi
+		for range arrays {
+			whole := pages.Make(hi - lo)
+			for _, r := range sorted[:n] {
+				made[r] = append(made[r], whole[r.Lo-lo:r.Hi-lo])
+			}
+		}
+		sorted = sorted[n:]
+	}
+	return made
+}
+
+// joined returns the parameters and moments of a range where they are, nil if what is held here of it does not cover it in one piece of memory.
+func (e *Engine) joined(r id.Range) [][]float32 {
+	held := slices.Clone(e.former)
+	for _, sh := range e.shards {
+		held = append(held, sh)
+	}
+	var whole [][]float32
+	for at := r.Lo; at < r.Hi; {
+		i := slices.IndexFunc(held, func(sh *shard) bool {
+			return sh.state != nil && sh.Layer == r.Layer && sh.Lo <= at && at < sh.Hi && follow(whole, sh.arrays(), at-sh.Lo)
+		})
+		if i < 0 {
+			return nil
+		}
+		hi := min(held[i].Hi, r.Hi)
+		for j, x := range held[i].arrays() {
+			if at == r.Lo {
+				whole = append(whole, x[at-held[i].Lo:hi-held[i].Lo])
+			} else {
+				whole[j] = whole[j][:hi-r.Lo]
+			}
+		}
+		at = hi
+	}
+	return whole
+}
+
+// follow reports whether arrays, from an element on, lie in memory where others end, or there are no others.
+func follow(others, arrays [][]float32, from int) bool {
+	for j, x := range others {
+		if n := len(x); cap(x)-n < len(arrays[j])-from || &x[:n+1][n] != &arrays[j][from] {
+			return false
+		}
+	}
+	return true
 }
 
 // copied brings bases.
