@@ -94,7 +94,7 @@ type loan struct {
 
 // lend takes note that a part of an array is being sent.
 func (e *Engine) lend(array []float32, s *comm.Sending) {
-	e.loans = append(slices.DeleteFunc(e.loans, loan.ended), loan{&array[0], s})
+	e.loans = append(e.loans, loan{&array[0], s})
 }
 
 func (l loan) ended() bool { return ended(l.until) }
@@ -296,6 +296,7 @@ type lateBuffer struct {
 
 // reap gives memory back that the network is done with.
 func (e *Engine) reap() {
+	e.loans = slices.DeleteFunc(e.loans, loan.ended)
 	e.late = slices.DeleteFunc(e.late, func(l lateBuffer) bool {
 		for _, c := range l.until {
 			if !comm.Closed(c) {
