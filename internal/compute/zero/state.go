@@ -83,7 +83,7 @@ func NewShard(rule Rule, r id.Range, tensors []Tensor) (*Shard, error) {
 	return ShardOf(rule, r, tensors, moments)
 }
 
-// ShardOf returns the state of such a range, whose moments are these.
+// ShardOf returns the state of such a range, whose moments are these, Hi-Lo numbers each.
 func ShardOf(rule Rule, r id.Range, tensors []Tensor, moments [][]float32) (*Shard, error) {
 	all := Blocks(tensors)
 	first := sort.Search(len(all), func(i int) bool { return all[i].Lo >= r.Lo })

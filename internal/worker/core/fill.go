@@ -17,7 +17,7 @@ import (
 // on sends the gradient of every step, too, as soon as it is complete, and the numbers of the update after the commit. The
 // destination applies the same updates to the same bits, so that it has what the source has; when a commit makes it the owner, the
 // gradient, which takes long, is there already. Messages carry names of their own, which do not end with the step, and come from
-// memory of their own, so a destination that is behind holds up no other worker. That memory is bounded: further copies are made once
+// memory that the next step leaves alone, so a destination that is behind holds up no other worker. That of the copies is bounded: further ones are made once
 // others are sent, as of whatever step that is in.
 
 // BaseHead is the numbers before the data of a base: the step it is of.

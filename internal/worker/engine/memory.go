@@ -54,7 +54,7 @@ type memory struct {
 
 	free    pool
 	late    []lateBuffer
-	loans   []loan
+	loans   []loan // what gradients are sent out of
 	batches batches
 	adding  []sync.Mutex // held while gradients of a layer are added
 }
@@ -74,19 +74,16 @@ func (m *memory) init(c *Config, micros int, merge func(left, right []float32) [
 	m.blocks, m.incoming = make(map[blockArray][]float32), make(map[id.Range]*incoming)
 }
 
-// gradientMemory makes memory for the complete gradient of a shard that a gradient sent earlier is not in any more.
+// gradientMemory makes sure that sh.own is memory that no earlier gradient is being sent out of. It is not of the pool, which may be memory of a process
+// beside this one and cannot be collected: a shard that goes takes its memory with it.
 func (e *Engine) gradientMemory(sh *shard) {
-	if sh.own != nil && e.lent(sh.own) {
-		e.giveBack(sh.own)
-		sh.own = nil
-	}
-	if sh.own == nil {
-		sh.own = e.free.get(sh.Hi - sh.Lo)
+	if sh.own == nil || e.lent(sh.own) {
+		sh.own = pages.Make(sh.Hi - sh.Lo)
 	}
 }
 
 // loan is an array that a gradient is sent out of, to a worker that will hold its shard. No commit waits for that, so the array may be
-// needed again before it is sent.
+// needed again before it is sent. It is a whole array: a shard's own, a sum of the tree, or what a fast reduction works on.
 type loan struct {
 	array *float32 // its first element
 	until *comm.Sending

@@ -53,7 +53,7 @@ func (e *Engine) expect(d core.Expect) {
 	case core.Gradient:
 		sh := e.shards[r]
 		e.gradientMemory(sh)
-		sh.reduced(sh.own, 0, len(sh.own))
+		sh.gradientIn(sh.own, 0, len(sh.own))
 		x.buf = comm.Bytes(sh.total)
 	case core.Parameters:
 		params := e.c.Layers[r.Layer].Params[r.Lo:r.Hi]
@@ -316,7 +316,7 @@ func (e *Engine) total(d core.Total) {
 		panic("engine: a gradient is complete and its sum is not")
 	}
 	for _, r := range d.Ranges {
-		e.shards[r].reduced(total, r.Lo, r.Hi)
+		e.shards[r].gradientIn(total, r.Lo, r.Hi)
 	}
 }
 
@@ -345,7 +345,7 @@ func (e *Engine) reduce(d core.Reduce) {
 		take: func() {
 			for _, sh := range mine {
 				if sh != nil {
-					sh.reduced(sh.own, 0, len(sh.own))
+					sh.gradientIn(sh.own, 0, len(sh.own))
 				}
 			}
 		},
@@ -385,7 +385,7 @@ func (e *Engine) fastReduce(g *group.Group, d core.Reduce, mine []*shard) {
 		take: func() {
 			for i, sh := range mine {
 				if sh != nil {
-					sh.reduced(sum, places[i], places[i]+sh.Hi-sh.Lo)
+					sh.gradientIn(sum, places[i], places[i]+sh.Hi-sh.Lo)
 				}
 			}
 		},

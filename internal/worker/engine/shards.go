@@ -28,8 +28,10 @@ type shard struct {
 // arrays returns the parameters and the moments.
 func (sh *shard) arrays() [][]float32 { return append([][]float32{sh.params}, sh.state.Moments...) }
 
-// reduced says where the gradient of the shard is: in a part of an array.
-func (sh *shard) reduced(within []float32, lo, hi int) { sh.total, sh.within = within[lo:hi], within }
+// gradientIn says where the gradient of the shard is, or comes: in a part of an array.
+func (sh *shard) gradientIn(within []float32, lo, hi int) {
+	sh.total, sh.within = within[lo:hi], within
+}
 
 // incoming is the state of a range that a transfer brings.
 type incoming struct {
@@ -38,7 +40,7 @@ type incoming struct {
 	state    *zero.Shard // nil before the base is here
 	params   []float32
 	gradient []float32       // used again for each update
-	digests  [][]zero.Digest // nil before the first update
+	digests  [][]zero.Digest // nil before they are taken, and without a guard
 }
 
 // measure takes the digests of what came, unless an update has.
@@ -61,7 +63,7 @@ func (e *Engine) found(r id.Range) error {
 	if err != nil {
 		return err
 	}
-	in.params, in.state, in.gradient = array(0), state, e.free.get(n)
+	in.params, in.state, in.gradient = array(0), state, pages.Make(n)
 	return nil
 }
 
