@@ -6,10 +6,11 @@
 //   - engine.go: the loop, its mailbox and the methods;
 //   - compute.go: passes, commits, updates;
 //   - network.go: messages and operations of groups;
-//   - memory.go: shards, boundary tensors, sums of gradients;
+//   - memory.go: boundary tensors, sums of gradients, arrays that are used again;
+//   - shards.go: parameters and moments of shards, and what plans and transfers make of them;
 //   - digest.go: digests of blocks, and reading the blocks again;
 //   - spot.go: a pass that is repeated, and the digests of it;
-//   - evaluate.go, keep.go, checkpoint.go: evaluations, the end of the run, checkpoints;
+//   - evaluate.go, keep.go: evaluations; checkpoints and the end of the run;
 //   - flip.go: faults that are injected into memory.
 //
 // The engine knows nothing of layers: the model part the worker holds is a [Stage].
