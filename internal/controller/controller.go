@@ -97,6 +97,7 @@ func New(cfg Config) *Controller {
 	c := &Controller{run: run{
 		cfg: cfg, timing: timing.Of(cfg.Detect), plan: cfg.Plan, live: cfg.Live, epoch: cfg.Epoch, issued: cfg.Plan.Version, saved: cfg.Saved,
 		members: make(map[id.WorkerID]*member), joining: make(map[id.WorkerID]*member), times: make(map[id.WorkerID]plan.Times),
+		reliefs: make(map[id.WorkerID]relief),
 	}}
 	if cfg.Issued.Compare(c.issued) > 0 {
 		c.issued = cfg.Issued
@@ -166,6 +167,8 @@ func (c *Controller) step(now time.Time, e Event) []Effect {
 		return c.late(now, e.Timer)
 	case LinkLost:
 		return c.linkLost(now, e)
+	case Behind:
+		return c.behind(now, e)
 	case Suspected:
 		if m := c.member(e.Worker); m != nil {
 			m.suspect = e.By
@@ -277,6 +280,7 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 		c.reconf.looking = false
 		return c.reconf.next()
 	case WishTimer:
+		c.exhausted = nil
 		return c.reconf.next()
 	}
 	return c.recovery.late(t)

@@ -20,7 +20,7 @@
 // roll it back. See recovery.go, position.go (how far the run is), replan.go (the order) and links.go (broken links).
 //
 //	state      events                         next        when
-//	idle       Dead, Led, Late(link)          querying    a worker of the plan fails, a leader takes over, a link stays broken
+//	idle       Dead, Led, Late(link), Behind  querying    a worker of the plan fails, a leader takes over, a link stays broken, a worker is late
 //	idle       Dead                           holding     the last worker fails
 //	querying   Answered, Ended, Dead          agreeing    all members have reported
 //	querying   Answered, Ended, Dead          holding     the same, and fewer than MinWorkers are left
@@ -50,10 +50,10 @@
 //	switching    Applied, Ended, Dead                             stable       all members have applied the plan
 //	switching    Applied, Ended, Dead                             catchingUp   the same, and yet another plan is needed
 //	switching    Applied, Ended, Dead                             proposed     the same, and its holders lack nothing
-//	stable       Dead, Led, Late(link)                            interrupted  a recovery begins
+//	stable       Dead, Led, Late(link), Behind                    interrupted  a recovery begins
 //	catchingUp   Dead, Led, Late(link)                            interrupted
-//	proposed     Dead, Led, Late(link)                            interrupted
-//	switching    Dead, Led, Late(link)                            interrupted
+//	proposed     Dead, Led, Late(link), Behind                    interrupted
+//	switching    Dead, Led, Late(link), Behind                    interrupted
 //	interrupted  Applied, Ended, Dead                             stable       the recovery ends
 //
 // The types in protocol.go say what workers and controller tell each other, and what a worker may rely on.

@@ -11,7 +11,7 @@ import (
 )
 
 // Event is something that happens to a [Controller]. It is one of Dead, Stamp, Ended, Answered, Agreed,
-// Applied, Late, LinkLost, Suspected, Leaving, Joined, Level, Measured, Finished, Saved and Led.
+// Applied, Late, LinkLost, Behind, Suspected, Leaving, Joined, Level, Measured, Finished, Saved and Led.
 type Event any
 
 type (
@@ -69,6 +69,15 @@ type (
 
 	// LinkLost says that a worker lost the link to another.
 	LinkLost struct{ From, To plan.Worker }
+
+	// Behind says that workers have nothing left to do in a step, and that another one of their stage has pairs that it has not begun.
+	// It answers. Where nothing else is under way, they take over some of them.
+	Behind struct {
+		Worker plan.Worker
+		Step   int
+		Each   map[id.WorkerID]float64 // how long workers take for a pair in this step, relative to each other, as far as that is known
+		Cause  string
+	}
 
 	// Suspected says that By, a member of the gossip ring, cannot reach a worker; "" ends the
 	// suspicion. It evicts no worker by itself: it tells which end of a broken link is to blame.
@@ -135,7 +144,7 @@ type Crash struct {
 }
 
 // Effect is something a [Controller] wants done. It is one of Ask, Command, Copy, Propose, Adopt,
-// Kill, Dismiss, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
+// Kill, Dismiss, SetTimer, CancelTimer, Note, Hold, Recovered, Relieved, StopAll and End.
 type Effect any
 
 type (
@@ -212,6 +221,9 @@ type (
 
 	// Recovered ends a recovery.
 	Recovered struct{ Recovery Recovery }
+
+	// Relieved ends a recovery that was to give work of a late worker to others. None was lost, so it is not among the recoveries of a run.
+	Relieved struct{ Relief Relief }
 
 	// StopAll says that all workers want to leave, so the run ends at the next commit.
 	StopAll struct{}

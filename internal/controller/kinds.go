@@ -9,6 +9,7 @@ const (
 	CauseRestart                    // a shard has no holder left, or a rollback is unfinished
 	CauseUnchanged                  // all workers of the plan live: only the leader or a worker outside of the plan was lost
 	CauseLink                       // a link broke, and both of its ends live
+	CauseLate                       // a worker is late in a step, and others take over what it has not begun
 	CauseInherited                  // an earlier leader agreed on it
 	CauseLeave
 	CauseJoin
@@ -16,7 +17,7 @@ const (
 	CauseRebalance
 )
 
-var causeNames = [...]string{"", "lost", "restart", "kept", "link", "agreed", "leave", "join", "protect", "rebalance"}
+var causeNames = [...]string{"", "lost", "restart", "kept", "link", "late", "agreed", "leave", "join", "protect", "rebalance"}
 
 // String returns the cause's name in plans.jsonl.
 func (c Cause) String() string { return causeNames[c] }

@@ -34,10 +34,9 @@ type reconfiguration struct {
 	fill      id.Fill // the newest
 	copies    *copies
 
-	search    *Balance // under way
-	searches  int
-	exhausted *measurement // for which no better plan was found
-	looking   bool         // LookTimer runs
+	search   *Balance // under way
+	searches int
+	looking  bool // LookTimer runs
 }
 
 // copies are the transfers that a boundary plan waits for.
@@ -192,7 +191,7 @@ func (r *reconfiguration) level(e Level) []Effect {
 	if len(f.wait) > 0 {
 		return nil
 	}
-	r.copies = nil
+	r.copies, f.change.copied = nil, true
 	return r.commit(f.change)
 }
 

@@ -45,6 +45,8 @@ type account struct {
 	causes     []string
 	dead       map[id.WorkerID]Dead
 	recomputed int // under plans that were agreed and superseded
+	late       *Behind
+	relieved   bool // the plan gives work of the late worker to others
 
 	died, known, answered, proposed, agreed time.Time
 }
@@ -72,9 +74,10 @@ func (r *recovery) open(now time.Time) *account {
 
 // lost begins a recovery from the failure of a planned worker, or starts over the one under way.
 func (r *recovery) lost(now time.Time, e Dead) []Effect {
-	first := r.account == nil && len(r.cfg.Causes) == 0
+	first := len(r.cfg.Causes) == 0 && (r.account == nil || r.account.late != nil && len(r.account.causes) == 0)
 	a := r.open(now)
 	if first {
+		a.died, a.known = now, now // also where a worker was late before
 		a.first, a.How = e.Worker, e.How
 		if !e.Died.IsZero() && e.Died.Before(now) {
 			a.died = e.Died
@@ -354,12 +357,22 @@ func (r *recovery) complete(now time.Time) []Effect {
 	a.Edit = min(a.Edit, rest)
 	a.Resume, a.Total, a.Again = rest-a.Edit, now.Sub(a.died), a.recomputed
 	effects := []Effect{note("all have applied plan %v", a.Version)}
-	if len(a.causes) > 0 {
+	wish := timing.Boundary // the interrupted step comes first
+	switch {
+	case len(a.causes) > 0:
 		effects = append(effects, Recovered{a.Recovery})
+	case a.late != nil:
+		a.Cause = a.late.Cause
+		effects = append(effects, Relieved{Relief{a.Recovery, a.late.Worker, a.relieved}})
+		if !a.relieved {
+			break
+		}
+		if wish = r.stays(now, a.late.Worker.ID); wish > timing.Boundary {
+			r.exhausted = &measurement{r.plan.Version, r.profile()}
+		}
 	}
 	effects = append(effects, r.dismiss(&r.plan)...)
-	// The interrupted step comes first.
-	return append(effects, SetTimer{WishTimer, timing.Boundary})
+	return append(effects, SetTimer{WishTimer, wish})
 }
 
 // late kills members that have not answered in time, and ends a run that too few workers are left for.

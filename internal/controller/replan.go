@@ -35,15 +35,6 @@ func (r *recovery) change(all []*member, from *plan.Plan, alive []plan.Worker, a
 	if at.behind {
 		return r.rollback(ch, alive, planner.Reason(causes+": not all workers had rolled back; "))
 	}
-	if len(alive) == len(current.Workers) && none == nil {
-		// The version is new all the same: what the workers exchanged while they were sealed did not count.
-		ch.cause, ch.reason = CauseUnchanged, "no worker of the plan is lost: the same plan, so that all continue under it"
-		if len(r.links.broken) > 0 || short {
-			ch.cause, ch.reason = CauseLink, planner.Reason(causes+": the same plan, so that what was lost is sent again")
-		}
-		ch.order.Plan = r.same(current, at.point)
-		return r.address(ch), nil
-	}
 	view := plan.View{Workers: alive, ModelHosts: r.modelHosts(), Step: at.point.Step + 1}
 	for _, m := range all {
 		if m.report.Passed == at.point {
@@ -53,6 +44,18 @@ func (r *recovery) change(all []*member, from *plan.Plan, alive []plan.Worker, a
 		}
 	}
 	view.Complete = complete(&current, all, at.point)
+	if len(alive) == len(current.Workers) && none == nil {
+		if relieved, err := r.relieve(ch, view); relieved || err != nil {
+			return r.address(ch), err
+		}
+		// The version is new all the same: what the workers exchanged while they were sealed did not count.
+		ch.cause, ch.reason = CauseUnchanged, "no worker of the plan is lost: the same plan, so that all continue under it"
+		if len(r.links.broken) > 0 || short {
+			ch.cause, ch.reason = CauseLink, planner.Reason(causes+": the same plan, so that what was lost is sent again")
+		}
+		ch.order.Plan = r.same(current, at.point)
+		return r.address(ch), nil
+	}
 	if none == nil {
 		p, reason, err := planner.Next(current, view, r.profile(), planner.Event{Kind: planner.Lost, Cause: causes, After: r.issued})
 		if err == nil {

@@ -28,13 +28,15 @@ type run struct {
 	boundary *change        // the boundary plan that may be live or go live; nil for none
 	handover *handover      // nil when all workers have applied plan
 
-	members  map[id.WorkerID]*member
-	joining  map[id.WorkerID]*member    // ready, and in no plan that was proposed
-	times    map[id.WorkerID]plan.Times // measured by sessions that live
-	awaits   bool                       // more workers, as of the newest that died
-	finished *Finished                  // the first: the model is written
-	saved    Saved                      // newest checkpoint; zero: none
-	over     bool
+	members   map[id.WorkerID]*member
+	joining   map[id.WorkerID]*member    // ready, and in no plan that was proposed
+	times     map[id.WorkerID]plan.Times // measured by sessions that live
+	exhausted *measurement               // for which no better plan was found, or one that is to stay for a while
+	reliefs   map[id.WorkerID]relief     // of late workers
+	awaits    bool                       // more workers, as of the newest that died
+	finished  *Finished                  // the first: the model is written
+	saved     Saved                      // newest checkpoint; zero: none
+	over      bool
 }
 
 // member is a living session.
@@ -51,7 +53,8 @@ type change struct {
 	order      control.Order
 	cause      Cause
 	reason     planner.Reason
-	recomputed int // passes of failed workers that run again
+	recomputed int  // passes of failed workers that run again
+	copied     bool // new holders have caught up with it
 	agreed     bool
 }
 

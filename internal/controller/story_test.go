@@ -36,6 +36,7 @@ var update = flag.Bool("update", false, "write testdata/*.txt")
 //	finish W step=N          it has passed the last point
 //	end W                    it has ended well
 //	link A B                 A has lost the link to B
+//	behind W [step=1] [slow=5]  others wait for it in a step, and are so many times as fast
 //	suspect A [BY]           worker BY of the gossip ring cannot reach A; without BY, no member says so any more
 //	late query|link|hold|wish|look [ms=1000]
 //	leave W
@@ -235,6 +236,14 @@ func (s *story) run(line string) []Effect {
 		return s.step(Ended{s.worker(s.words[1])})
 	case "link":
 		return s.step(LinkLost{s.worker(s.words[1]), s.worker(s.words[2])})
+	case "behind":
+		w, each := s.worker(s.words[1]), make(map[id.WorkerID]float64)
+		for _, m := range s.c.all() {
+			each[m.ID] = 1
+		}
+		each[w.ID] = float64(s.int("slow", 5))
+		step := s.int("step", 1)
+		return s.step(Behind{Worker: w, Step: step, Each: each, Cause: fmt.Sprintf("worker %d is late in step %d", w.ID, step)})
 	case "suspect":
 		by := ""
 		if len(s.words) > 2 {
@@ -452,6 +461,13 @@ func (s *story) print(e Effect) string {
 		return fmt.Sprintf("no timer %s", e.Timer)
 	case Hold:
 		return fmt.Sprintf("hold with %d of %d", e.Have, e.Need)
+	case Relieved:
+		r := e.Relief
+		what := "relieved"
+		if !r.Done {
+			what = "not relieved"
+		}
+		return fmt.Sprintf("worker %s %s in step %d, plan %v, ballots %d", name(r.Worker), what, r.Step, r.Version, r.Ballots)
 	case Recovered:
 		r := e.Recovery
 		kind := "recovered"

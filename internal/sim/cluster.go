@@ -332,6 +332,31 @@ func (c *Cluster) Measure(slow id.WorkerID, d time.Duration) {
 	}
 }
 
+// Late makes the passes of a worker slow for a while, in which all workers tell that the others have nothing left to do, true or not.
+func (c *Cluster) Late(of id.WorkerID, d time.Duration) {
+	w := c.find(of)
+	if w == nil || w.core == nil {
+		return
+	}
+	c.note("worker %v is late for %v", w.session, d)
+	w.slow = 20
+	c.after(d, func() { w.slow = 0 })
+	c.after(min(d/2, time.Millisecond), func() {
+		if w.core == nil {
+			return
+		}
+		step, _, _ := w.core.Backlog()
+		for _, x := range c.order {
+			if p := (control.Pace{Step: step, Each: 1e6}); x.alive && x.core != nil && step > 0 {
+				if x == w {
+					p.Left, p.Ready, p.Each = maxMicros, maxMicros, 1e9
+				}
+				x.say(control.Beat{Pace: &p})
+			}
+		}
+	})
+}
+
 // known takes note of a plan.
 func (c *Cluster) known(p plan.Plan) {
 	if was, ok := c.plans[p.Version]; ok && !reflect.DeepEqual(was, p) {

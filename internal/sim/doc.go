@@ -5,7 +5,7 @@
 // A [Cluster] takes the place of everything around these machines: the shell of the host that leads and the hosts that
 // replace it, the log, the run directory, the links between workers, the groups, and the program and the memory of each
 // worker. Delays are drawn from a seed, so a schedule is repeated exactly by its seed. Faults are calls: [Cluster.Kill],
-// [Cluster.Freeze], [Cluster.Halt], [Cluster.KillAll], [Cluster.FreezeAll], [Cluster.Cut], [Cluster.Flip], [Cluster.Join], [Cluster.Leave], [Cluster.Stop] and [Cluster.Lead].
+// [Cluster.Freeze], [Cluster.Halt], [Cluster.Late], [Cluster.KillAll], [Cluster.FreezeAll], [Cluster.Cut], [Cluster.Flip], [Cluster.Join], [Cluster.Leave], [Cluster.Stop] and [Cluster.Lead].
 //
 // Memory holds no numbers but what they are made of: parameters and moments are the step they are of, a gradient is its
 // step and the set of its micro-batches. That is all that their bits depend on, so the cluster checks what a run with

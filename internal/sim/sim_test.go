@@ -44,6 +44,8 @@ var faults = []struct {
 	{"stop", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Freeze(w, 40*d) }}, // it is fenced, and rejoins or is killed
 	{"halt", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Halt(w, d/2) }},
 	{"halt", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Halt(w, 40*d) }},
+	{"late", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Late(w, d/4) }},
+	{"late", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Late(w, d/4) }},
 	{"cut", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Cut(w, x, 4*d) }},
 	{"join", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Join() }},
 	{"leave", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Leave(w) }},

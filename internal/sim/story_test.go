@@ -53,6 +53,25 @@ func TestStories(t *testing.T) {
 			c.kill(c.until("sealed", func(w *worker) bool { return w.core.State() == core.Sealed }))
 		}, 2, 0},
 		"frozen": {func(c *Cluster) { c.Freeze(c.until("in step 2", within).self.ID, 2*c.cfg.Detect) }, 1, 0},
+		"late": {func(c *Cluster) {
+			w := c.until("in step 2", within)
+			c.Late(w.self.ID, 40*ms)
+			c.until("relieved", func(x *worker) bool {
+				step, left, _ := w.core.Backlog()
+				return x == w && w.core.Plan().InStep && step == 2 && left <= 1
+			})
+		}, 0, 0},
+		"killed as it is relieved": {func(c *Cluster) {
+			w := c.until("in step 2", within)
+			c.Late(w.self.ID, 40*ms)
+			c.until("sealed", func(w *worker) bool { return w.core.State() == core.Sealed })
+			c.kill(w)
+		}, 1, 0},
+		"killed after others were relieved": {func(c *Cluster) {
+			w := c.until("in step 2", within)
+			c.Late(w.self.ID, 40*ms)
+			c.kill(c.until("relieving", func(x *worker) bool { return x != w && x.core.Plan().InStep && x.core.State() == core.Working }))
+		}, 1, 0},
 		"killed as the leader is lost": {func(c *Cluster) {
 			c.kill(c.until("in step 2", within))
 			c.Lead()

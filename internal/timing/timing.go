@@ -28,6 +28,12 @@ const (
 	// A process that is short of processors needs its turn several times until it sends a heartbeat: to wake up, for the lock that
 	// a thread of it holds that waits as well, and for the garbage collector.
 	Turn = 30 * time.Millisecond
+	// ReliefGain is by how much sooner a step must be expected to end for a late worker to be relieved in it: several times what the plan
+	// for that costs.
+	ReliefGain = 50 * time.Millisecond
+	// ReliefAgain is how long after the end of a relief a worker that is late is late again. Then the next relief stays for ReliefLeast,
+	// and each further one twice as long as the one before, up to ReliefMost.
+	ReliefAgain, ReliefLeast, ReliefMost = 10 * time.Second, time.Second, time.Minute
 	// Halt is how long the process of a worker may be stopped by a signal before the run continues without it.
 	Halt = 30 * time.Millisecond
 	// Default is the default failure-detection timeout.

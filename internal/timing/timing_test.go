@@ -45,6 +45,10 @@ var rows = []row{
 	{"MinSuspect", "a host that was heard regularly misses heartbeats, and its machine is probed", "2 HostHeartbeat", fixed(MinSuspect), nil},
 	{"Suspect", "the same, however irregularly it was heard", "1/4 Host, at least MinSuspect", func(p Policy) time.Duration { return max(p.Suspect, MinSuspect) }, nil},
 	{"Halt", "the process of a worker is stopped by a signal before the run continues without it", "fixed", fixed(Halt), nil},
+	{"ReliefGain", "by how much sooner a step ends at least for others to take over what a late worker has not begun", "fixed", fixed(ReliefGain), nil},
+	{"ReliefLeast", "a worker that is late again has less to do", "fixed", fixed(ReliefLeast), nil},
+	{"ReliefMost", "the same, which doubles each time, at most", "fixed", fixed(ReliefMost), []than{{"ReliefLeast", 1, false, "it doubles"}}},
+	{"ReliefAgain", "after that the worker is late for the first time once more", "fixed", fixed(ReliefAgain), nil},
 	{"Turn", "Pause becomes longer for each thread that waits for a processor, per processor", "fixed", fixed(Turn), nil},
 	{"Longest", "Detect at most, where heartbeats and looks are late, and always before training", "10 Detect", func(p Policy) time.Duration { return p.Longest }, []than{
 		{"Detect", 1, false, "reading data may occupy a machine"},

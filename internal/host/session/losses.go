@@ -227,6 +227,7 @@ func (s *Session) tell(cause controller.Event) {
 			s.then(s.event(eventHold, reason), Show{view.Note(reason)})
 		case controller.Recovered:
 			s.recovered(e.Recovery)
+		case controller.Relieved: // the plan says what was done
 		case controller.StopAll:
 			s.stop(Terminated)
 		case controller.End:

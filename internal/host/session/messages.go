@@ -50,6 +50,7 @@ func (s *Session) message(w *worker, m control.Message) {
 
 	case control.Beat:
 		s.measured(w, m)
+		s.paced(w, m.Pace)
 		s.called(w, m.Call)
 		s.rejected(w.who.Host, w.id(), m.Rejected)
 

@@ -155,6 +155,7 @@ type worker struct {
 
 	signs // of life
 	userCode
+	pace   pace
 	fault  error     // why it was killed, or said that it ends
 	failed bool      // it has said Failed, and its exit says nothing new
 	again  int       // step that was committed before, of which it cannot read a sample

@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/straggler"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // pacing is what a session knows of the speed of its workers.
@@ -23,6 +24,7 @@ type pacing struct {
 	told     map[id.WorkerID]plan.Times // to the controller
 	room     map[id.WorkerID]int64      // bytes for parameters and optimizer state
 	since    int                        // samples since the controller was fed last
+	looked   time.Time                  // for late workers
 }
 
 func (p *pacing) forget(w id.WorkerID) {
@@ -86,6 +88,52 @@ func (s *Session) measured(w *worker, m control.Beat) {
 	if s.paces.since++; len(verdicts) > 0 || s.paces.since >= len(s.plan.Workers) {
 		s.paces.since = 0
 		s.feed()
+	}
+}
+
+// lateLook is how long after a look for late workers the next one may be, for each pair of workers: a thousand are looked at 20 times a second.
+const lateLook = 50 * time.Nanosecond
+
+// pace is how far a worker is in a step.
+type pace struct {
+	control.Pace
+	at       time.Time
+	relieved int // newest step in which the worker was relieved
+}
+
+// paced takes in how far a worker is in its step. Where others wait for one, they take over what it has not begun, once in a step.
+func (s *Session) paced(w *worker, p *control.Pace) {
+	if w.pace.at = (time.Time{}); p == nil || s.phase != training || w.state != working || w.joins || min(p.Step, p.Left, p.Ready, int(p.Each)) < 0 {
+		return
+	}
+	w.pace.Pace, w.pace.at = *p, s.now
+	if s.ctl.Busy() || s.now.Sub(s.paces.looked) < time.Duration(len(s.workers)*len(s.workers))*lateLook {
+		return
+	}
+	s.paces.looked = s.now
+	var all []straggler.Pace
+	for _, x := range s.workers {
+		if x.state == working && !x.joins && x.watched() && s.now.Sub(x.pace.at) <= 2*timing.Heartbeat && x.pace.relieved != x.pace.Step {
+			all = append(all, straggler.Pace{
+				Worker: x.who.ID, Stages: s.plan.StagesOf(x.who.ID), Step: x.pace.Step, Left: x.pace.Left, Ready: x.pace.Ready,
+				Each: time.Duration(x.pace.Each), Age: s.now.Sub(x.pace.at),
+			})
+		}
+	}
+	late, ok := straggler.Behind(all)
+	if !ok || late.Gain < timing.ReliefGain {
+		return
+	}
+	each := make(map[id.WorkerID]float64)
+	for _, p := range all {
+		if p.Step == late.Step {
+			each[p.Worker] = p.Each.Seconds()
+		}
+	}
+	x := s.newest(late.Worker)
+	s.tell(controller.Behind{Worker: x.who, Step: late.Step, Each: each, Cause: fmt.Sprintf("worker %d is late in step %d", late.Worker, late.Step)})
+	if s.ctl.Busy() {
+		x.pace.relieved = late.Step
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 func TestChangedTimes(t *testing.T) {
@@ -184,5 +185,44 @@ func TestSessionClocks(t *testing.T) {
 	run(2)
 	if asked != 0 {
 		t.Errorf("asked %d times after that", asked)
+	}
+}
+
+// A worker that others wait for is relieved once in a step, and only by evidence that is new and can be.
+func TestLateWorkers(t *testing.T) {
+	r := trainingOf(t, Config{Settings: Settings{Detect: time.Second}}, 3)
+	for place := range 3 {
+		r.s.workers[place].heard = timing.History{Heard: r.now}
+	}
+	ms := func(n int64) int64 { return n * int64(time.Millisecond) }
+	told := func(w int, p *control.Pace) (asked int) {
+		r.now = r.now.Add(10 * time.Millisecond)
+		for _, e := range pick[Send](r.s.Step(r.now, Received{Worker: w, Message: control.Beat{Pace: p}})) {
+			if _, ok := e.Message.(control.Query); ok {
+				asked++
+			}
+		}
+		return asked
+	}
+	late := &control.Pace{Step: 4, Left: 4, Ready: 3, Each: ms(200)}
+	done := &control.Pace{Step: 4, Each: ms(20)}
+	for _, p := range []*control.Pace{nil, late, {Step: 4, Left: -1, Ready: 3, Each: ms(200)}, late} {
+		if n := told(2, p); n != 0 {
+			t.Fatalf("%d workers are asked before others have nothing left to do", n)
+		}
+	}
+	r.now = r.now.Add(time.Second)
+	if n := told(0, done); n != 0 {
+		t.Errorf("%d workers are asked because of what was so a second ago", n)
+	}
+	told(2, &control.Pace{Step: 4, Left: 1, Ready: 1, Each: ms(60)})
+	if n := told(0, done); n != 0 {
+		t.Errorf("%d workers are asked for a gain of 40 ms", n)
+	}
+	if n := told(2, late); n != 3 {
+		t.Errorf("%d of 3 workers are asked", n)
+	}
+	if n := told(1, done); n != 0 {
+		t.Errorf("%d workers are asked again", n)
 	}
 }

@@ -46,10 +46,20 @@ type Beat struct {
 	Available int64
 	// Crowd is that of the machine, between hosts.
 	Crowd timing.Crowd
+	// Pace is how far it is in a step, nil where it is in none.
+	Pace *Pace
 	// Call is the call of user code that runs, nil where none has run for a heartbeat.
 	Call *Call
 	// Rejected is how many connections a worker or an agent has rejected so far, by auth.Cause; none where there were none.
 	Rejected []int64
+}
+
+// Pace is how far a worker is in a step.
+type Pace struct {
+	Step  int
+	Left  int   // pairs of a stage and a micro-batch that are not finished
+	Ready int   // those of them that could begin
+	Each  int64 // nanoseconds from the end of one to that of the next, as far as the step has shown; 0: not at all
 }
 
 // Call is a call of user code.

@@ -182,6 +182,7 @@ var Phases = [...]string{"detect", "query", "plan", "agree", "edit", "resume"}
 // Names of spans beside the phases.
 const (
 	Recovery   = "recovery"  // the root of a recovery's trace
+	Relief     = "relief"    // the same without a loss: others take over what a late worker has not begun
 	Last       = "last task" // what a dead worker was doing
 	Step       = "step"      // the root of a step's trace, and each worker's part of it
 	Answer     = "answer"    // a worker answers a query

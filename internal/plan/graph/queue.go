@@ -272,6 +272,14 @@ func (q *Queue) Before(p Pair) (n int) {
 // Left returns the number of assigned pairs that are not finished.
 func (q *Queue) Left() int { return q.left }
 
+// Ready returns the number of forward passes that could begin, but for the limits.
+func (q *Queue) Ready() (n int) {
+	for _, ready := range q.forward {
+		n += len(ready)
+	}
+	return n + len(q.again)
+}
+
 // Status returns what is known of a pair.
 func (q *Queue) Status(p Pair) Status {
 	e := q.pairs[p]

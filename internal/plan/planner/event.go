@@ -15,7 +15,7 @@ type Reason string
 // Event is what made a new plan necessary.
 type Event struct {
 	Kind  EventKind
-	Cause string // for Lost, such as "worker 2 exited: signal: killed"; "" names the workers
+	Cause string // for Lost and Relieve, such as "worker 2 exited: signal: killed"; "" names the workers
 
 	// After is the newest version that was given so far, if the plan that has
 	// it did not go live; the next one is greater than this and the current
@@ -34,6 +34,9 @@ type Event struct {
 	// Least is how many parameters the fair share of a worker must have for [Spread] to give it one.
 	Least int
 
+	// Late is for [Relieve].
+	Late Late
+
 	// Fixed restricts [Rebalance] to rerouting micro-batches: layers and workers stay in their
 	// stages.
 	Fixed bool
@@ -50,6 +53,7 @@ const (
 	Protect                  // after a loss: every shard is to have its mirrors again
 	Join                     // workers of the view are not in the plan
 	Spread                   // workers that own nothing of their stage get a share
+	Relieve                  // a worker is late in a step: others take what it has not begun
 	// Rebalance: the times have changed, or the plan is not what fits them best.
 	Rebalance
 )
@@ -79,7 +83,7 @@ func (e *LostError) Error() string {
 var ErrNoWorkers = errors.New("no worker lives")
 
 // ErrNoGain is the error of [Next] for [Rebalance] when no plan is better than the current
-// one by enough, and for [Spread] when no worker lacks a share.
+// one by enough, for [Spread] when no worker lacks a share, and for [Relieve] when nothing is to be taken over.
 var ErrNoGain = errors.New("no plan is better by enough")
 
 // workers says what workers do, such as "worker 3 joins".

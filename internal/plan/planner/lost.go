@@ -36,29 +36,7 @@ func lost(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan.Plan
 	if v.Step < current.FromStep {
 		v.Step, v.Works, v.Complete, v.Settled = current.FromStep, nil, nil, nil
 	}
-	l := &loss{
-		Plan: plan.Plan{
-			Version:  following(&current, e),
-			FromStep: v.Step,
-			InStep:   true,
-			Mirrors:  current.Mirrors,
-			Buffers:  current.Buffers,
-		},
-		current: &current, view: &v, prof: &prof, alive: make(map[id.WorkerID]bool),
-	}
-	for _, w := range v.Workers {
-		if was, ok := current.Worker(w.ID); ok && was == w {
-			l.alive[w.ID] = true
-		}
-	}
-	var gone []id.WorkerID
-	for _, w := range current.Workers {
-		if l.alive[w.ID] {
-			l.Workers = append(l.Workers, w)
-		} else {
-			gone = append(gone, w.ID)
-		}
-	}
+	l, gone := newLoss(&current, &v, &prof, e)
 	if len(l.Workers) == 0 {
 		return plan.Plan{}, "", fmt.Errorf("plan: of the current plan, %w", ErrNoWorkers)
 	}
@@ -81,7 +59,7 @@ func lost(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan.Plan
 	return l.Plan, Reason(reason), nil
 }
 
-// loss is the plan that follows a loss, in the making.
+// loss is the plan that follows a loss, or the lateness of a worker, in the making.
 type loss struct {
 	plan.Plan
 	current *plan.Plan
@@ -90,6 +68,34 @@ type loss struct {
 	alive   map[id.WorkerID]bool
 	said    [][]graph.Status    // by stage and micro-batch: the progress that living workers reported
 	again   map[graph.Pair]bool // pairs that run again
+	late    *Late               // nil after a loss
+}
+
+// newLoss begins an in-step plan, and returns the workers of the current plan that are lost.
+func newLoss(current *plan.Plan, v *plan.View, prof *plan.Profile, e Event) (l *loss, gone []id.WorkerID) {
+	l = &loss{
+		Plan: plan.Plan{
+			Version:  following(current, e),
+			FromStep: v.Step,
+			InStep:   true,
+			Mirrors:  current.Mirrors,
+			Buffers:  current.Buffers,
+		},
+		current: current, view: v, prof: prof, alive: make(map[id.WorkerID]bool),
+	}
+	for _, w := range v.Workers {
+		if was, ok := current.Worker(w.ID); ok && was == w {
+			l.alive[w.ID] = true
+		}
+	}
+	for _, w := range current.Workers {
+		if l.alive[w.ID] {
+			l.Workers = append(l.Workers, w)
+		} else {
+			gone = append(gone, w.ID)
+		}
+	}
+	return l, gone
 }
 
 // promote gives every shard a living owner.
@@ -282,16 +288,21 @@ func (l *loss) prioritize() {
 	l.First = slices.Compact(first)
 }
 
-// reroute routes the pairs of lost workers. Those that do not run again are settled.
+// reroute routes the pairs that run again, and those of lost workers that do not, which are settled.
 func (l *loss) reroute() {
 	// What is left to do on each worker, in all stages, in units of time.
 	costs := simulate.StageCosts(l.prof, l.Stages)
-	weight := func(s int, w id.WorkerID) float64 { return max(costs[s].Work(), 1) / l.prof.SpeedOf(w) }
+	weight := func(s int, w id.WorkerID) float64 {
+		if l.late != nil {
+			return max(costs[s].Work(), 1) * l.late.each(w)
+		}
+		return max(costs[s].Work(), 1) / l.prof.SpeedOf(w)
+	}
 	left := make(map[id.WorkerID]float64)
 	for s, route := range l.current.Route {
 		for m, w := range route {
 			pair := graph.Pair{Stage: s, Micro: m}
-			if l.alive[w] && l.said[s][m].Phase != graph.Finished && l.current.Runs(pair, l.view.Step) {
+			if l.alive[w] && l.said[s][m].Phase != graph.Finished && l.current.Runs(pair, l.view.Step) && !l.again[pair] {
 				left[w] += weight(s, w)
 			}
 		}

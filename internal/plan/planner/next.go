@@ -14,7 +14,7 @@ import (
 // Next makes the plan that an event calls for. current is the live plan, the
 // zero Plan for [Start]. The same arguments give the same plan, which is valid.
 //
-// [Lost] gives an in-step plan. [Leave], [Protect], [Join] and [Spread] give boundary
+// [Lost] and [Relieve] give in-step plans. [Leave], [Protect], [Join] and [Spread] give boundary
 // plans that keep the borders of layers, and [Rebalance] one that may change them and
 // the stages of workers; before one goes live, all transfers that plan.Needs lists have to be done.
 //
@@ -39,6 +39,8 @@ func planFor(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan.P
 		return start(v, prof, e)
 	case Lost:
 		return lost(current, v, prof, e)
+	case Relieve:
+		return relieve(current, v, prof, e)
 	case Leave:
 		return boundary(current, v, prof, e, (*draft).leave)
 	case Protect:

@@ -246,6 +246,14 @@ func (w *Worker) Passed() (id.Point, []byte) { return w.passed, w.result }
 // Committed returns the result of the newest commit. A worker that joins gets it from the others; Forwards and Backwards are 0 there.
 func (w *Worker) Committed() Result { return w.committed }
 
+// Backlog returns the step that the worker is in, 0 for none, how many of its pairs are not finished, and how many of these could begin.
+func (w *Worker) Backlog() (step, left, ready int) {
+	if w.step == nil {
+		return 0, 0, 0
+	}
+	return w.step.number, w.step.queue.Left(), w.step.queue.Ready()
+}
+
 // Epoch counts restarts from a checkpoint.
 func (w *Worker) Epoch() int { return w.c.First.Epoch }
 

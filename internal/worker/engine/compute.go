@@ -111,6 +111,9 @@ func newPanic(v any, lane int) error {
 func (e *Engine) endTask(x taskEnded) {
 	if _, ok := x.event.(core.PassDone); ok {
 		e.c.Progress.End(x.lane)
+		if e.c.Pace != nil {
+			e.c.Pace.End(x.lane, time.Now())
+		}
 	}
 	if x.err != nil {
 		e.core.Step(core.Failed{Err: x.err, Task: true, Panic: errors.As(x.err, new(*panicError))})
@@ -130,6 +133,9 @@ func (e *Engine) endTask(x taskEnded) {
 func (e *Engine) run(d core.Run) {
 	e.number = d.Step
 	e.c.Progress.Begin(d.Lane, d.Step, progress.Pair(d.Task.Pair), d.Task.Kind == graph.Forward)
+	if e.c.Pace != nil {
+		e.c.Pace.Begin(d.Lane, d.Step, d.Task.Kind == graph.Forward, time.Now())
+	}
 	if d.Task.Kind == graph.Backward {
 		e.phase(d.Step, trace.Backward)
 		e.backward(d)

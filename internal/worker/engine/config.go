@@ -82,6 +82,8 @@ type Config struct {
 	Memory func(n int) []float32
 	// Meter measures passes. If it is nil, the engine makes one.
 	Meter *meter.Meter
+	// Pace, if it is not nil, is told how this worker gets on in a step.
+	Pace *meter.Pace
 	// Progress, if it is not nil, records which pass runs.
 	Progress *progress.Record
 	// Fast adds gradients in order of arrival, with a plain reduce-scatter between the workers of a stage, instead of over the

@@ -188,6 +188,7 @@ func (e *Engine) loop() {
 		for _, d := range e.core.Ready() {
 			e.perform(d)
 		}
+		e.c.Pace.Has(e.core.Backlog())
 		if !comm.Closed(e.begun) && (len(e.plan.Workers) > 0 || e.core.Err() != nil) {
 			close(e.begun)
 		}

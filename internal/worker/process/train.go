@@ -158,6 +158,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Passes:  j.passes(pool.Threads()),
 		Pool:    pool,
 		Meter:   w.meter,
+		Pace:    &w.pace,
 		Fast:    start.Reduction == "fast",
 		Yield:   w.self.own != nil,
 		Stop:    w.stopped,

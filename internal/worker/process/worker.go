@@ -56,6 +56,7 @@ type Worker struct {
 	saveAsked atomic.Bool // the agent wants a checkpoint
 
 	meter     *meter.Meter
+	pace      meter.Pace
 	committed atomic.Int64                  // steps
 	links     atomic.Pointer[comm.Endpoint] // net, once there is one
 

@@ -189,13 +189,16 @@ func (t *Tracer) Effect(m Moment, cause controller.Event, dead *Victim, e contro
 	case controller.Adopt:
 		o.Spans = t.adopted(now, e)
 	case controller.Recovered:
-		return t.recovered(m, e.Recovery, "")
+		return t.recovered(m, trace.Recovery, e.Recovery, "")
+	case controller.Relieved:
+		o = t.recovered(m, trace.Relief, e.Relief.Recovery, "")
+		o.Measures = nil
 	case controller.End:
 		text := "the run has ended"
 		if e.Err != nil {
 			text = e.Err.Error()
 		}
-		return t.recovered(m, controller.Recovery{Cause: text, Version: m.Plan, Step: m.Step + 1}, text)
+		return t.recovered(m, trace.Recovery, controller.Recovery{Cause: text, Version: m.Plan, Step: m.Step + 1}, text)
 	}
 	return o
 }
@@ -287,9 +290,9 @@ func (a *attempt) ended(now time.Time, r controller.Recovery) []tracePhase {
 	return []tracePhase{{"detect", a.known}, {"query", answered}, {"plan", proposed}, {"agree", agreed}, {"edit", edited}, {"resume", now}}
 }
 
-// recovered tells of a recovery that has ended; failure is "" for a success. A fault on the way has a trace of its own, and the
+// recovered tells of a recovery or a relief that has ended; failure is "" for a success. A fault on the way has a trace of its own, and the
 // one before ends where it begins.
-func (t *Tracer) recovered(m Moment, r controller.Recovery, failure string) (o Out) {
+func (t *Tracer) recovered(m Moment, name string, r controller.Recovery, failure string) (o Out) {
 	now, attempts := m.Now, t.attempts
 	if t.attempts = nil; len(attempts) == 0 {
 		return o
@@ -303,7 +306,7 @@ func (t *Tracer) recovered(m Moment, r controller.Recovery, failure string) (o O
 			a.died = now.Add(-r.Total) // as events.jsonl has it
 		}
 		root := trace.Span{
-			Context: a.Context, Name: trace.Recovery, Worker: trace.Agent, Start: a.died, End: now, Error: failure,
+			Context: a.Context, Name: name, Worker: trace.Agent, Start: a.died, End: now, Error: failure,
 			Attrs: []trace.Attr{
 				{Key: trace.KeyCause, Value: cmp.Or(a.cause, r.Cause)}, {Key: trace.KeyStep, Value: min(r.Step, t.steps)}, {Key: trace.KeyBefore, Value: a.before.String()},
 			},

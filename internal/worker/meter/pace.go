@@ -1,0 +1,109 @@
+package meter
+
+import (
+	"sync"
+	"time"
+)
+
+// Pace measures how a worker gets on with its step, while it is in it. Unlike a [Meter] it counts all time, since others wait for a worker
+// however it comes to be late. The zero Pace is ready to use, by any goroutine; a nil one takes no notice.
+type Pace struct {
+	mu          sync.Mutex
+	step        int
+	left, ready int
+	done        float64 // pairs
+	spent       time.Duration
+	passes      []running // by lane
+}
+
+type running struct {
+	since   time.Time // zero: none
+	forward bool
+}
+
+// How much of a pair its passes are: a backward pass has two products for each of a forward pass.
+const (
+	forwardPart  = 1. / 3
+	backwardPart = 1 - forwardPart
+)
+
+// Begin says that a pass begins in a lane, in a step.
+func (p *Pace) Begin(lane, step int, forward bool, now time.Time) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.in(step)
+	for len(p.passes) <= lane {
+		p.passes = append(p.passes, running{})
+	}
+	p.passes[lane] = running{now, forward}
+}
+
+// in goes over to a step, in which there is something left to do until it is told what.
+func (p *Pace) in(step int) {
+	if p.step != step {
+		p.step, p.left, p.ready, p.done, p.spent = step, 1, 0, 0, 0
+		clear(p.passes)
+	}
+}
+
+// End says that the pass of a lane has ended.
+func (p *Pace) End(lane int, now time.Time) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if lane >= len(p.passes) || p.passes[lane].since.IsZero() {
+		return // of a step that was given up
+	}
+	x := &p.passes[lane]
+	p.spent += now.Sub(x.since)
+	p.done += x.part()
+	*x = running{}
+}
+
+func (x *running) part() float64 {
+	if x.forward {
+		return forwardPart
+	}
+	return backwardPart
+}
+
+// Has says how many pairs of a step are not finished, and how many of these could begin; step 0 says that the worker is in none.
+func (p *Pace) Has(step, left, ready int) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.in(step)
+	p.left, p.ready = left, ready
+}
+
+// Progress is how far a worker is in a step.
+type Progress struct {
+	Step        int           // 0: in none
+	Left, Ready int           // pairs that are not finished; those of them that could begin
+	Each        time.Duration // from the end of one pair to that of the next, as far as the step has shown; 0: not at all
+}
+
+// Look returns how far the worker is. A pass that runs counts as half done: where it takes long, Each grows with it.
+func (p *Pace) Look(now time.Time) Progress {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	x := Progress{Step: p.step, Left: p.left, Ready: p.ready}
+	done, spent := p.done, p.spent
+	for _, r := range p.passes {
+		if !r.since.IsZero() {
+			done += r.part() / 2
+			spent += now.Sub(r.since)
+		}
+	}
+	if done > 0 {
+		x.Each = time.Duration(float64(spent) / done / float64(len(p.passes)))
+	}
+	return x
+}
