@@ -209,7 +209,7 @@ func (w *worker) remember(d core.Duty) {
 	w.beginsTask(d)
 	switch d := d.(type) {
 	case core.Run:
-		w.in(w.c.delay(time.Duration(max(w.slow, 1)) * 300 * time.Microsecond), func() { w.compute(d) })
+		w.in(w.c.delay(time.Duration(max(w.slow, 1))*300*time.Microsecond), func() { w.compute(d) })
 	case core.HandOver:
 		w.in(w.c.delay(100*time.Microsecond), func() {
 			w.handOver(d.Stage)

@@ -27,11 +27,11 @@ type worker struct {
 	session id.Session
 
 	alive, frozen bool
-	slow          int // how many times as long passes take; 0: once
-	before        *worker       // the fenced session whose process this is, until it continues
-	next          *worker       // the session that follows, once the host has fenced this one
-	deferred      []func()      // what came while it was frozen
-	local                       // what its host keeps
+	slow          int      // how many times as long passes take; 0: once
+	before        *worker  // the fenced session whose process this is, until it continues
+	next          *worker  // the session that follows, once the host has fenced this one
+	deferred      []func() // what came while it was frozen
+	local                  // what its host keeps
 	sample        Reader
 	reads         *reads // nil before the session begins
 
