@@ -24,7 +24,11 @@ type blockedRun struct {
 
 func beginBlocked(t *testing.T, workers, timeout string, args ...string) *blockedRun {
 	t.Helper()
-	flags := []string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--detect", "10s", "--workers", workers, "--call-timeout", timeout, blocked}
+	flags := []string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", workers, "--call-timeout", timeout}
+	if timeout != "10m" { // else missed heartbeats and suspension come first
+		flags = append(flags, "--detect", "10s")
+	}
+	flags = append(flags, blocked)
 	r := &blockedRun{underWay: &underWay{t: t, cmd: launch(t, append(flags, args...)...)}}
 	r.cmd.Stdout, r.cmd.Stderr = &r.out, &r.errs
 	r.dir = filepath.Join(r.cmd.Dir, "run")
@@ -123,6 +127,31 @@ func TestBlockedCall(t *testing.T) {
 			log, err := os.ReadFile(filepath.Join(r.dir, "log", "worker-1.0.log"))
 			if err != nil || !bytes.Contains(log, []byte("SIGQUIT: "+c.call)) || !bytes.Contains(log, []byte(c.function)) {
 				t.Errorf("%v, log:\n%s", err, log)
+			}
+		})
+	}
+}
+
+// Where all others wait for a call, the run continues without its worker long before the call counts as failed. When it has returned, the worker
+// joins again.
+func TestSuspendedCall(t *testing.T) {
+	built(t)
+	t.Parallel()
+	for _, call := range []string{"sample", "forward", "backward"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			r := beginBlocked(t, "3", "10m", "--block", call, "--time", "3s", "--steps", "1000000", "--eval-every", "0")
+			r.until("evict", 1)
+			if e := r.events("evict")[0]; e.Worker != 1 || !strings.Contains(e.Reason, "and all others wait") {
+				t.Errorf("%+v", e)
+			}
+			r.until("joined", 1)
+			r.interrupt()
+			if status := r.wait(); status != 130 {
+				t.Errorf("status %d\n%s", status, &r.errs)
+			}
+			if s := r.summary(); s.WorkersLost != 1 || s.WorkersJoined != 1 || s.Rollbacks != 0 {
+				t.Errorf("%+v", s)
 			}
 		})
 	}

@@ -211,6 +211,8 @@ func (p Policy) RingOf(members, processors int) time.Duration {
 const (
 	callFactor  = 5  // how many times as long as the longest one that returned a call may take
 	startFactor = 10 // how many times as long as in training a call before it may take: it may read all data
+	// suspendFactor is how many times as long as the longest one a call for which all wait may take.
+	suspendFactor = 10
 )
 
 // CallLimits returns after how long a call of user code is reported, and after how long its worker is evicted. timeout is the
@@ -229,6 +231,12 @@ func CallLimits(timeout, longest time.Duration, training bool) (report, evict ti
 		evict *= startFactor
 	}
 	return report, evict
+}
+
+// Suspend returns how long a call of user code takes before the run continues without its worker, where all others wait for it in a step;
+// longest is how long such a call has taken so far, 0 for less than a heartbeat.
+func (p Policy) Suspend(longest time.Duration) time.Duration {
+	return max(p.Detect, suspendFactor*max(longest, Heartbeat))
 }
 
 // Log holds the times of the replicated log.

@@ -122,6 +122,9 @@ var rows = []row{
 		{"Report", 5, true, "people know of it long before"},
 		{"Stacks", 2, true, "writing stacks takes little more"},
 	}},
+	{"Suspend", "a call of user code returns for which all other workers wait in a step, before the run continues without its worker", "Detect, at least 10 times the longest such call, or 10 Heartbeat", func(p Policy) time.Duration { return p.Suspend(0) }, []than{
+		{"Detect", 1, true, "it need not be sooner than for a process that is frozen"},
+	}},
 	{"Report", "a call of user code returns before it is reported, or before a run that is to stop gives it up", "1/5 Call", func(Policy) time.Duration {
 		report, _ := CallLimits(Call, 0, true)
 		return report

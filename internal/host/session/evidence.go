@@ -325,7 +325,11 @@ func (s *Session) called(w *worker, told *control.Call) {
 	if told != nil {
 		call = *told
 	}
-	if call.Kind > control.CallOnEnd || call.Layer < 0 || call.Layer > 0 && call.Layer >= len(w.ready.Layers) || call.Waited < 0 || call.Waited > call.For {
+	layers := len(w.ready.Layers)
+	if w.fences { // the call may be one of the session before
+		layers = s.job.Layers
+	}
+	if call.Kind > control.CallOnEnd || call.Layer < 0 || call.Layer > 0 && call.Layer >= layers || call.Waited < 0 || call.Waited > call.For {
 		s.bad(w, "told of a call that cannot be")
 		return
 	}
@@ -342,7 +346,12 @@ func (s *Session) called(w *worker, told *control.Call) {
 	if w.call = call; call.Kind == control.NoCall || s.phase == ending || w.fault != nil || w.hasExited() {
 		return
 	}
-	report, evict := timing.CallLimits(s.cfg.CallTimeout, s.calls.longest[callKey{call.Kind, call.Layer}], w.state >= working)
+	longest := s.calls.longest[callKey{call.Kind, call.Layer}]
+	report, evict := timing.CallLimits(s.cfg.CallTimeout, longest, w.state >= working || w.fences)
+	if s.cfg.Detect > 0 && s.cfg.CallTimeout >= 0 && counted(call) >= timing.Of(s.cfg.Detect).Suspend(longest) && s.waitsFor(w) {
+		s.suspend(w)
+		return
+	}
 	if counted(call) < report {
 		return
 	}
@@ -376,6 +385,42 @@ func (s *Session) tellCall(w *worker, kind eventKind, text string) {
 	s.then(Show{view.Note(text)})
 }
 
+// waitsFor reports whether a worker is in a call within a step for which all others of the plan wait: they have nothing to run, but for
+// those whose calls do not return either.
+func (s *Session) waitsFor(w *worker) bool {
+	if k := w.call.Kind; w.state != working || w.joins || w.last.Step == 0 || !s.fences(w) || s.ctl.Busy() ||
+		k != control.CallSample && k != control.CallForward && k != control.CallBackward && k != control.CallLoss {
+		return false
+	}
+	in := func(x *worker) bool { return s.now.Sub(x.pace.at) <= 2*timing.Heartbeat && x.pace.Step == w.pace.Step }
+	wait := 0
+	for _, pw := range s.plan.Workers {
+		x := s.find(pw)
+		switch {
+		case x == nil, x == w:
+		case !in(x):
+			return false
+		case x.pace.Running == 0:
+			wait++
+		case x.call.Kind == control.NoCall || counted(x.call) < timing.Of(s.cfg.Detect).Suspend(0):
+			return false
+		}
+	}
+	return in(w) && wait > 0 && wait >= s.cfg.MinWorkers
+}
+
+// suspend has the run continue without a worker whose call of user code does not return. Its process joins again when it has. Where the
+// same call has blocked another worker before, it is waited for.
+func (s *Session) suspend(w *worker) {
+	c := &s.calls
+	if w.call.Kind == c.evicted.Kind && w.call.Layer == c.evicted.Layer && w.call.Sample == c.evicted.Sample && s.records.last.Step <= c.step {
+		return
+	}
+	c.evicted, c.by, c.step = w.call, w.who.ID, s.records.last.Step
+	w.well = true
+	s.evict(w, w.blocked()+", and all others wait: the run continues without it")
+}
+
 // unblock evicts a worker whose call does not return. Where no other worker could continue, or the same call has blocked another
 // worker before, the run waits for the call instead, unless it is to stop.
 func (s *Session) unblock(w *worker) {
@@ -392,6 +437,9 @@ func (s *Session) unblock(w *worker) {
 	var why string
 	switch again := w.call.Kind == c.evicted.Kind && w.call.Layer == c.evicted.Layer && w.call.Sample == c.evicted.Sample && s.records.last.Step <= c.step; {
 	case s.phase == finished: // nothing depends on what the program does at its end
+		return
+	case w.joins && w.fences: // it is as its session before was
+		s.evict(w, w.blocked()+"; its stacks are in its log")
 		return
 	case w.joins:
 		w.stuck = true

@@ -421,3 +421,60 @@ func TestRejectedConnections(t *testing.T) {
 		t.Errorf("at the end: %v", got)
 	}
 }
+
+// The run continues without a worker whose call does not return while all others wait for it, and only then.
+func TestSuspended(t *testing.T) {
+	const detect = 2 * time.Second
+	waiting, runs := &control.Pace{Step: 2}, &control.Pace{Step: 2, Left: 1, Running: 1}
+	sample := func(at time.Duration) *control.Call {
+		return &control.Call{Kind: control.CallSample, Sample: 7, Number: 3, For: int64(at)}
+	}
+	type beats [3]control.Beat // of the workers
+	late := beats{{Pace: waiting}, {Pace: runs, Call: sample(detect)}, {Pace: waiting}}
+	with := func(change func(b *beats)) beats {
+		b := late
+		change(&b)
+		return b
+	}
+	for _, c := range []struct {
+		name   string
+		config func(*Config)
+		before beats // it was as long in another call, which returned
+		beats  beats
+		fenced bool
+	}{
+		{"all others wait", nil, beats{}, late, true},
+		{"not long enough", nil, beats{}, with(func(b *beats) { b[1].Call = sample(detect - 1) }), false},
+		{"another works", nil, beats{}, with(func(b *beats) { b[2].Pace = runs }), false},
+		{"another is in a call as well", nil, beats{}, with(func(b *beats) { b[2] = control.Beat{Pace: runs, Call: sample(detect)} }), true},
+		{"another is in another step", nil, beats{}, with(func(b *beats) { b[2].Pace = &control.Pace{Step: 3} }), false},
+		{"another is in none", nil, beats{}, with(func(b *beats) { b[2].Pace = nil }), false},
+		{"a call of OnStep", nil, beats{}, with(func(b *beats) { b[1].Call = &control.Call{Kind: control.CallOnStep, For: int64(detect)} }), false},
+		{"such calls take long", nil, with(func(b *beats) { b[1].Call = sample(detect / 2) }), late, false},
+		{"without failure detection", func(c *Config) { c.Detect = 0 }, beats{}, late, false},
+		{"calls may take for ever", func(c *Config) { c.CallTimeout = -1 }, beats{}, late, false},
+		{"where no process can join", func(c *Config) { c.CanStart = false }, beats{}, late, false},
+		{"too few would be left", func(c *Config) { c.MinWorkers = 3 }, beats{}, late, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config := Config{Settings: Settings{Detect: detect}, CanStart: true}
+			if c.config != nil {
+				c.config(&config)
+			}
+			r := trainingOf(t, config, 3)
+			for place := range 3 {
+				r.s.workers[place].heard = timing.History{Heard: r.now}
+			}
+			for _, told := range []beats{c.before, {}, c.beats} {
+				for _, place := range []int{0, 2, 1} {
+					r.now = r.now.Add(time.Millisecond)
+					r.effects = append(r.effects, r.s.Step(r.now, Received{place, told[place]})...)
+				}
+			}
+			fenced := pick[FenceWorker](r.effects)
+			if c.fenced != (len(fenced) == 1 && fenced[0].Worker == 1) || !c.fenced && len(fenced) > 0 {
+				t.Errorf("fenced: %v", fenced)
+			}
+		})
+	}
+}

@@ -103,7 +103,7 @@ type pace struct {
 
 // paced takes in how far a worker is in its step. Where others wait for one, they take over what it has not begun, once in a step.
 func (s *Session) paced(w *worker, p *control.Pace) {
-	if w.pace.at = (time.Time{}); p == nil || s.phase != training || w.state != working || w.joins || min(p.Step, p.Left, p.Ready, int(p.Each)) < 0 {
+	if w.pace.at = (time.Time{}); p == nil || s.phase != training || w.state != working || w.joins || min(p.Step, p.Left, p.Ready, p.Running, int(p.Each)) < 0 {
 		return
 	}
 	w.pace.Pace, w.pace.at = *p, s.now

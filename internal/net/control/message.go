@@ -56,10 +56,11 @@ type Beat struct {
 
 // Pace is how far a worker is in a step.
 type Pace struct {
-	Step  int
-	Left  int   // pairs of a stage and a micro-batch that are not finished
-	Ready int   // those of them that could begin
-	Each  int64 // nanoseconds from the end of one to that of the next, as far as the step has shown; 0: not at all
+	Step    int
+	Left    int   // pairs of a stage and a micro-batch that are not finished
+	Ready   int   // those of them that could begin
+	Running int   // passes
+	Each    int64 // nanoseconds from the end of one to that of the next, as far as the step has shown; 0: not at all
 }
 
 // Call is a call of user code.

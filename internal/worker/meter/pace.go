@@ -87,6 +87,7 @@ func (p *Pace) Has(step, left, ready int) {
 type Progress struct {
 	Step        int           // 0: in none
 	Left, Ready int           // pairs that are not finished; those of them that could begin
+	Running     int           // passes
 	Each        time.Duration // from the end of one pair to that of the next, as far as the step has shown; 0: not at all
 }
 
@@ -98,6 +99,7 @@ func (p *Pace) Look(now time.Time) Progress {
 	done, spent := p.done, p.spent
 	for _, r := range p.passes {
 		if !r.since.IsZero() {
+			x.Running++
 			done += r.part() / 2
 			spent += now.Sub(r.since)
 		}

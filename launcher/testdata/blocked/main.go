@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/rng"
@@ -24,6 +25,7 @@ type where struct {
 	call   string
 	worker int // -1: in all
 	after  int
+	time   time.Duration // 0: for ever
 }
 
 // reach blocks if this is the call.
@@ -37,11 +39,16 @@ func (w *where) reach(call string) {
 	if call == "spin" {
 		spin()
 	}
-	block()
+	block(w.time)
 }
 
 //go:noinline
-func block() { select {} }
+func block(d time.Duration) {
+	if d == 0 {
+		select {}
+	}
+	time.Sleep(d)
+}
 
 //go:noinline
 func spin() {
@@ -96,6 +103,7 @@ func main() {
 		f.StringVar(&w.call, "block", "", "call that does not return")
 		f.IntVar(&w.worker, "who", 1, "worker in which it does not")
 		f.IntVar(&w.after, "after", 30, "number of the call")
+		f.DurationVar(&w.time, "time", 0, "for how long it does not; 0 is for ever")
 		return func() (trainer.Job, error) {
 			w.reach("job")
 			return trainer.Job{
