@@ -3,6 +3,7 @@ package recovery
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/soliton-train/soliton/bench/internal/lab"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -55,6 +57,11 @@ func Failslow(args []string) error {
 		for _, e := range events {
 			fmt.Printf("  %s: %s\n", e.Kind, e.Reason)
 		}
+		lost, step, err := lostTime(run, quiet, hurt)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("  %.2f s lost in %d steps of %.2f s\n", lost, hurt, step)
 		if len(events) != 2 || events[0].Worker != w || events[1].Worker != w {
 			fmt.Println("  WRONG: want one verdict that the worker is slow, and one that it is not")
 		}
@@ -90,6 +97,31 @@ func Failslow(args []string) error {
 		fmt.Printf("  %s: %s\n", e.Kind, e.Reason)
 	}
 	return nil
+}
+
+// lostTime is by how much longer n steps of a run took than the median of those before, in seconds, and that median.
+func lostTime(run string, first, n int) (lost, step float64, err error) {
+	text, err := os.ReadFile(filepath.Join(run, "metrics.jsonl"))
+	if err != nil {
+		return 0, 0, err
+	}
+	var before []float64
+	for line := range bytes.Lines(text) {
+		var m rundir.Metrics
+		if err := json.Unmarshal(line, &m); err != nil {
+			return 0, 0, err
+		}
+		switch {
+		case m.Step < first && m.Step > 2:
+			before = append(before, m.MS/1000)
+		case m.Step >= first && m.Step < first+n:
+			if step == 0 {
+				step = lab.Median(before)
+			}
+			lost += m.MS/1000 - step
+		}
+	}
+	return lost, step, nil
 }
 
 // verdicts are the events of a run about slow workers and links.
