@@ -9,6 +9,7 @@ import (
 // Report is what there is to say about the spans of a run. Times are in milliseconds.
 type Report struct {
 	Recoveries []RecoveryReport `json:"recoveries"` // the longest first
+	Reliefs    []RecoveryReport `json:"reliefs"`    // plans by which others took over work of late workers, the longest first
 	Steps      int              `json:"steps"`      // that were told of in full
 	Workers    []WorkerReport   `json:"workers"`    // by their IDs
 	Links      []LinkReport     `json:"links"`      // the slowest first
@@ -17,7 +18,7 @@ type Report struct {
 	SlowestLink   *LinkReport `json:"slowest_link"`   // null without boundary tensors between workers
 }
 
-// RecoveryReport is one recovery.
+// RecoveryReport is one recovery, or one relief.
 type RecoveryReport struct {
 	Trace   string        `json:"trace"`
 	Step    int           `json:"step"`
@@ -63,7 +64,7 @@ func msOf(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // Summarize makes the report of a run's spans.
 func Summarize(spans []Span) Report {
-	r := Report{Recoveries: []RecoveryReport{}, Workers: []WorkerReport{}, Links: []LinkReport{}}
+	r := Report{Recoveries: []RecoveryReport{}, Reliefs: []RecoveryReport{}, Workers: []WorkerReport{}, Links: []LinkReport{}}
 	phases := make(map[Context][]Span)
 	roots := make(map[Context]bool)
 	parts := make(map[Context]*Span) // of workers in steps
@@ -72,7 +73,7 @@ func Summarize(spans []Span) Report {
 	for i := range spans {
 		s := &spans[i]
 		switch {
-		case s.Name == Recovery && s.Parent == (SpanID{}):
+		case (s.Name == Recovery || s.Name == Relief) && s.Parent == (SpanID{}):
 			roots[s.Context] = true
 		case s.Worker == Agent && slices.Contains(Phases[:], s.Name):
 			phases[Context{s.Trace, s.Parent}] = append(phases[Context{s.Trace, s.Parent}], *s)
@@ -89,7 +90,7 @@ func Summarize(spans []Span) Report {
 		below[of] = append(below[of], below[c]...)
 	}
 	for _, s := range spans {
-		if !roots[s.Context] || s.Name != Recovery {
+		if !roots[s.Context] || s.Name != Recovery && s.Name != Relief {
 			continue
 		}
 		x := RecoveryReport{
@@ -106,9 +107,15 @@ func Summarize(spans []Span) Report {
 			}
 		}
 		x.Superseded = s.True(KeySuperseded)
-		r.Recoveries = append(r.Recoveries, x)
+		if s.Name == Recovery {
+			r.Recoveries = append(r.Recoveries, x)
+		} else {
+			r.Reliefs = append(r.Reliefs, x)
+		}
 	}
-	slices.SortStableFunc(r.Recoveries, func(a, b RecoveryReport) int { return cmp.Compare(b.TotalMS, a.TotalMS) })
+	longest := func(a, b RecoveryReport) int { return cmp.Compare(b.TotalMS, a.TotalMS) }
+	slices.SortStableFunc(r.Recoveries, longest)
+	slices.SortStableFunc(r.Reliefs, longest)
 	r.steps(parts, below)
 	r.links(spans)
 	return r

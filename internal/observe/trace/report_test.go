@@ -20,6 +20,7 @@ func example() []Span {
 		{Context: step, Name: Step, Worker: Agent, Start: at(0), End: at(100), Attrs: []Attr{{KeyStep, 1}}},
 		{Context: recovery, Name: Recovery, Worker: Agent, Start: at(50), End: at(60), Attrs: []Attr{{KeyCause, "worker 2 exited"}, {KeyStep, 1}, {KeyPlan, "1.2"}}},
 		{Context: second, Name: Recovery, Worker: Agent, Start: at(55), End: at(60), Links: []Link{{recovery, Interrupted}}, Attrs: []Attr{{KeySuperseded, true}}},
+		{Context: run.Root(Recovery, 1, 3), Name: Relief, Worker: Agent, Start: at(70), End: at(74), Attrs: []Attr{{KeyCause, "worker 1 is late"}, {KeyStep, 1}}},
 		{Context: Context{Trace: recovery.Trace}, Parent: recovery.Span, Name: Last, Worker: 2, Start: at(40), End: at(50)},
 	}
 	for i, ms := range []int{50, 56, 57, 58, 59, 60} {
@@ -61,6 +62,9 @@ func TestSummarize(t *testing.T) {
 	}
 	if r.Recoveries[1].After != r.Recoveries[0].Trace || !r.Recoveries[1].Superseded || r.Recoveries[0].Superseded {
 		t.Errorf("%+v is not after the other", r.Recoveries[1])
+	}
+	if len(r.Reliefs) != 1 || r.Reliefs[0].TotalMS != 4 || r.Reliefs[0].Cause != "worker 1 is late" {
+		t.Errorf("%+v", r.Reliefs)
 	}
 	want := []WorkerReport{
 		{ID: 0, Steps: 1, StepMS: 100, ComputeMS: 35, CommitMS: 4, TransferMS: 11, WaitMS: 50},

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
@@ -124,6 +125,9 @@ func PrintTrace(out io.Writer, r trace.Report, width int) error {
 			}
 			line("  %-6s %8.2f ms %s%s", p.Name, p.MS, strings.Repeat(" ", max(from, 0)), strings.Repeat("█", n))
 		}
+	}
+	if n := len(r.Reliefs); n > 0 {
+		line("late workers: others took over work by %s, %.1f ms (median), %.1f at most", plan.Count(n, "plan"), r.Reliefs[n/2].TotalMS, r.Reliefs[0].TotalMS)
 	}
 	b.WriteByte('\n')
 	if len(r.Workers) == 0 {
