@@ -119,8 +119,8 @@ func Perfetto(w io.Writer, spans []Span) error {
 func (s *Span) title() string {
 	stage, micro, layer := s.Int(KeyStage, -1), s.Int(KeyMicro, -1), s.Int(KeyLayer, -1)
 	switch {
-	case s.Name == Recovery:
-		return "recovery: " + s.Text(KeyCause)
+	case s.Name == Recovery, s.Name == Relief:
+		return s.Name + ": " + s.Text(KeyCause)
 	case s.Name == Forward:
 		return fmt.Sprintf("F%d stage %d", micro, stage)
 	case s.Name == Backward:
