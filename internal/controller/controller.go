@@ -280,6 +280,8 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 		c.reconf.looking = false
 		return c.reconf.next()
 	case WishTimer:
+		return c.reconf.next()
+	case RestTimer:
 		c.exhausted = nil
 		return c.reconf.next()
 	}

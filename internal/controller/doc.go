@@ -42,8 +42,8 @@
 // worker, except where the next state is interrupted. See reconfiguration.go and balance.go (which work should move).
 //
 //	state        events                                           next         when
-//	stable       Joined, Leaving, Balanced, Late(wish), Late(look) catchingUp  another plan is needed
-//	stable       Joined, Leaving, Balanced, Late(wish), Late(look) proposed    the same, and its holders lack nothing
+//	stable       Joined, Leaving, Balanced, Late(wish), Late(look), Late(rest) catchingUp  another plan is needed
+//	stable       Joined, Leaving, Balanced, Late(wish), Late(look), Late(rest) proposed    the same, and its holders lack nothing
 //	catchingUp   Level, Joined, Leaving, Dead, LinkLost           proposed     the holders lack nothing, or another plan is needed
 //	catchingUp   Joined, Leaving, Dead, LinkLost                  stable       the plan is not needed any more
 //	proposed     Agreed                                           switching    the plan is agreed, and sent

@@ -50,9 +50,10 @@ const (
 	HoldTimer                   // for more workers
 	WishTimer                   // for the next boundary plan after a recovery
 	LookTimer                   // for the next look at what was measured
+	RestTimer                   // for the end of a plan that relieved a late worker
 )
 
-var timerNames = [...]string{"", "query", "link", "hold", "wish", "look"}
+var timerNames = [...]string{"", "query", "link", "hold", "wish", "look", "rest"}
 
 // String returns the timer's name.
 func (t Timer) String() string { return timerNames[t] }

@@ -357,7 +357,6 @@ func (r *recovery) complete(now time.Time) []Effect {
 	a.Edit = min(a.Edit, rest)
 	a.Resume, a.Total, a.Again = rest-a.Edit, now.Sub(a.died), a.recomputed
 	effects := []Effect{note("all have applied plan %v", a.Version)}
-	wish := timing.Boundary // the interrupted step comes first
 	switch {
 	case len(a.causes) > 0:
 		effects = append(effects, Recovered{a.Recovery})
@@ -367,12 +366,14 @@ func (r *recovery) complete(now time.Time) []Effect {
 		if !a.relieved {
 			break
 		}
-		if wish = r.stays(now, a.late.Worker.ID); wish > timing.Boundary {
+		if rest := r.stays(now, a.late.Worker.ID); rest > timing.Boundary {
 			r.exhausted = &measurement{r.plan.Version, r.profile()}
+			effects = append(effects, SetTimer{RestTimer, rest})
 		}
 	}
 	effects = append(effects, r.dismiss(&r.plan)...)
-	return append(effects, SetTimer{WishTimer, wish})
+	// The interrupted step comes first.
+	return append(effects, SetTimer{WishTimer, timing.Boundary})
 }
 
 // late kills members that have not answered in time, and ends a run that too few workers are left for.
@@ -386,9 +387,11 @@ func (r *recovery) late(t Timer) []Effect {
 		if len(r.joining) == 0 {
 			most = max(most, int(timing.Hold/r.timing.Query))
 		}
-		if r.silent < most && !slices.ContainsFunc(all, answered) {
+		// Where no worker was lost, nothing but a late answer is known of those that have not answered.
+		only := r.account.late != nil && len(r.account.causes) == 0
+		if r.silent < most && !slices.ContainsFunc(all, answered) || only && r.silent < queryTimeouts {
 			effects := []Effect{SetTimer{QueryTimer, r.timing.Query}}
-			if r.silent == 1 {
+			if r.silent == 1 && !only {
 				effects = append(effects, note("no worker has answered within %v: wait on", r.timing.Query))
 			}
 			return effects
@@ -396,7 +399,7 @@ func (r *recovery) late(t Timer) []Effect {
 		var effects []Effect
 		for _, m := range all {
 			if !answered(m) {
-				effects = append(effects, Kill{Worker: m.Worker, Reason: fmt.Sprintf("worker %d has not answered within %v", m.ID, r.timing.Query)})
+				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, r.timing.Query), only})
 			}
 		}
 		return effects // the first of their failures begins the next ballot

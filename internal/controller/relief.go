@@ -12,7 +12,7 @@ import (
 
 // A worker that is late in a step need not be lost for others to take over what it has not begun: its results would be the same bits. So a
 // recovery without a loss seals all, and makes a plan for the rest of the step in which the late worker has less to do. Between the steps,
-// work is balanced again soon. Where the same worker is late again and again, the plan that relieved it stays for longer each time.
+// work is balanced again soon. Where the same worker is late again and again, work is not balanced for a while, each time for longer.
 
 // Relief is a plan for the rest of a step without a loss, by which others do a part of what a late worker had to do.
 type Relief struct {
@@ -46,7 +46,9 @@ func (r *run) stays(now time.Time, w id.WorkerID) (rest time.Duration) {
 
 // behind begins a recovery for a worker that is late, where nothing else is under way.
 func (c *Controller) behind(now time.Time, e Behind) []Effect {
-	if c.Busy() || c.reconf.copies != nil || c.boundary != nil && (c.boundary.copied || c.boundary.cause == CauseInherited) || c.finished != nil || c.cfg.Reshape == Off || c.member(e.Worker) == nil || !lives(&c.plan, e.Worker) {
+	// A plan that only balances work may be withdrawn: it is made again.
+	disturbs := c.reconf.copies != nil || c.boundary != nil && (c.boundary.copied || c.boundary.cause != CauseRebalance)
+	if c.Busy() || disturbs || c.finished != nil || c.cfg.Reshape == Off || c.member(e.Worker) == nil || !lives(&c.plan, e.Worker) {
 		return nil
 	}
 	c.recovery.open(now).late = &e

@@ -38,7 +38,7 @@ var update = flag.Bool("update", false, "write testdata/*.txt")
 //	link A B                 A has lost the link to B
 //	behind W [step=1] [slow=5]  others wait for it in a step, and are so many times as fast
 //	suspect A [BY]           worker BY of the gossip ring cannot reach A; without BY, no member says so any more
-//	late query|link|hold|wish|look [ms=1000]
+//	late query|link|hold|wish|look|rest [ms=1000]
 //	leave W
 //	join W                   it is ready, and in no plan yet
 //	level W|rest             it has what the newest fill is to bring it

@@ -406,7 +406,17 @@ func (s *Session) waitsFor(w *worker) bool {
 			return false
 		}
 	}
-	return in(w) && wait > 0 && wait >= s.cfg.MinWorkers
+	return in(w) && wait > 0 && wait >= s.cfg.MinWorkers && s.coming() == nil && s.spares(w)
+}
+
+// spares reports whether all that a worker holds of the state is held by another one as well, that lives and is in no long call itself.
+func (s *Session) spares(w *worker) bool {
+	return !slices.ContainsFunc(s.plan.Shards, func(sh plan.Shard) bool {
+		return sh.Holds(w.who.ID) && !slices.ContainsFunc(s.plan.Workers, func(pw plan.Worker) bool {
+			x := s.find(pw)
+			return x != nil && x != w && sh.Holds(pw.ID) && x.stopped.IsZero() && s.goesOn(x) && counted(x.call) < timing.Of(s.cfg.Detect).Suspend(0)/2
+		})
+	})
 }
 
 // suspend has the run continue without a worker whose call of user code does not return. Its process joins again when it has. Where the
@@ -417,6 +427,7 @@ func (s *Session) suspend(w *worker) {
 		return
 	}
 	c.evicted, c.by, c.step = w.call, w.who.ID, s.records.last.Step
+	c.returned(w.call) // so that the next one that takes as long is waited for
 	w.well = true
 	s.evict(w, w.blocked()+", and all others wait: the run continues without it")
 }

@@ -280,10 +280,14 @@ func (s *Session) loseAll() {
 	s.judge(&RecoveryError{Err: errors.New("no worker is left"), Step: s.records.last.Step, Steps: s.job.Steps})
 }
 
+// mostKnown bounds the plans that are kept: what workers say is of newer ones.
+const mostKnown = 1024
+
 // adopt makes a plan the live one.
 func (s *Session) adopt(e controller.Adopt) {
 	p := e.Order.Plan
 	s.plan, s.known[uint64(p.Version.N)] = p, p
+	delete(s.known, uint64(p.Version.N-mostKnown))
 	s.notePlan(e.Cause.String(), string(e.Reason))
 	live := view.Plan{Reason: string(e.Reason), Stages: stages(&p)}
 	var joined []Effect
@@ -413,10 +417,10 @@ func (s *Session) alarm() {
 		s.believe()
 	}
 	s.startDue()
-	for _, name := range []controller.Timer{controller.QueryTimer, controller.LinkTimer, controller.HoldTimer, controller.WishTimer, controller.LookTimer} {
+	for _, name := range []controller.Timer{controller.QueryTimer, controller.LinkTimer, controller.HoldTimer, controller.WishTimer, controller.LookTimer, controller.RestTimer} {
 		switch t, ok := s.timers[name]; {
 		case !ok || s.now.Before(t.at):
-		case name != controller.WishTimer && name != controller.LookTimer && timing.Of(s.cfg.Detect).Worker(true).Stopped(s.now.Sub(t.at)),
+		case name < controller.WishTimer && timing.Of(s.cfg.Detect).Worker(true).Stopped(s.now.Sub(t.at)),
 			(name == controller.QueryTimer || name == controller.LinkTimer) && s.late.stopped:
 			s.timers.set(name, s.now, t.after)
 		case s.timers.extend(name, s.late.slack):

@@ -101,22 +101,25 @@ type pace struct {
 	relieved int // newest step in which the worker was relieved
 }
 
-// paced takes in how far a worker is in its step. Where others wait for one, they take over what it has not begun, once in a step.
+// paced takes in how far a worker is in its step. Where others wait for one, they take over what it has not begun, once in a step, but not in the
+// first, which has a spot check.
 func (s *Session) paced(w *worker, p *control.Pace) {
-	if w.pace.at = (time.Time{}); p == nil || s.phase != training || w.state != working || w.joins || min(p.Step, p.Left, p.Ready, p.Running, int(p.Each)) < 0 {
+	if w.pace.at = (time.Time{}); p == nil || s.phase != training || w.state != working || w.joins || min(p.Step, p.Left, p.Ready, p.Running, int(p.Each), int(p.Stuck)) < 0 {
 		return
 	}
 	w.pace.Pace, w.pace.at = *p, s.now
-	if s.ctl.Busy() || s.now.Sub(s.paces.looked) < time.Duration(len(s.workers)*len(s.workers))*lateLook {
+	if s.ctl.Busy() || s.records.last.Step == 0 || s.now.Sub(s.paces.looked) < time.Duration(len(s.workers)*len(s.workers))*lateLook {
 		return
 	}
 	s.paces.looked = s.now
 	var all []straggler.Pace
+	of := make(map[id.WorkerID]*worker)
 	for _, x := range s.workers {
 		if x.state == working && !x.joins && x.watched() && s.now.Sub(x.pace.at) <= 2*timing.Heartbeat && x.pace.relieved != x.pace.Step {
+			of[x.who.ID] = x
 			all = append(all, straggler.Pace{
 				Worker: x.who.ID, Stages: s.plan.StagesOf(x.who.ID), Step: x.pace.Step, Left: x.pace.Left, Ready: x.pace.Ready,
-				Each: time.Duration(x.pace.Each), Age: s.now.Sub(x.pace.at),
+				Each: time.Duration(x.pace.Each), Stuck: time.Duration(x.pace.Stuck), Age: s.now.Sub(x.pace.at),
 			})
 		}
 	}
@@ -127,10 +130,10 @@ func (s *Session) paced(w *worker, p *control.Pace) {
 	each := make(map[id.WorkerID]float64)
 	for _, p := range all {
 		if p.Step == late.Step {
-			each[p.Worker] = p.Each.Seconds()
+			each[p.Worker] = p.Whole().Seconds() / float64(max(p.Ready, 1))
 		}
 	}
-	x := s.newest(late.Worker)
+	x := of[late.Worker]
 	s.tell(controller.Behind{Worker: x.who, Step: late.Step, Each: each, Cause: fmt.Sprintf("worker %d is late in step %d", late.Worker, late.Step)})
 	if s.ctl.Busy() {
 		x.pace.relieved = late.Step

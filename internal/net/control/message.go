@@ -60,7 +60,8 @@ type Pace struct {
 	Left    int   // pairs of a stage and a micro-batch that are not finished
 	Ready   int   // those of them that could begin
 	Running int   // passes
-	Each    int64 // nanoseconds from the end of one to that of the next, as far as the step has shown; 0: not at all
+	Each    int64 // nanoseconds from the end of one to that of the next; 0: not known
+	Stuck   int64 // nanoseconds for which a pass has run beyond what it should have taken
 }
 
 // Call is a call of user code.

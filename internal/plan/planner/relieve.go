@@ -3,6 +3,7 @@ package planner
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -49,13 +50,19 @@ func relieve(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan.P
 	for s, route := range current.Route {
 		for m, w := range route {
 			pair := graph.Pair{Stage: s, Micro: m}
-			// A pair whose gradient waits here would have to have its gradient sent again.
-			if was := l.said[s][m]; w == e.Late.Worker && current.Runs(pair, v.Step) && !was.Begun() && !was.Gradient {
+			// What its passes need must be with a worker that makes it in this step, so that it is sent to another one.
+			made := s == 0 || current.Runs(graph.Pair{Stage: s - 1, Micro: m}, v.Step)
+			if was := l.said[s][m]; w == e.Late.Worker && current.Runs(pair, v.Step) && made && !was.Begun() && !was.Gradient {
 				l.again[pair] = true
 			}
 		}
 	}
 	l.prioritize()
+	if current.InStep && current.FromStep == v.Step { // what blocked others before does so still
+		l.First = append(l.First, current.First...)
+		slices.SortFunc(l.First, graph.Pair.Compare)
+		l.First = slices.Compact(l.First)
+	}
 	l.reroute()
 	taken := 0
 	for s, route := range l.Route {

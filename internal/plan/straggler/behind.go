@@ -14,6 +14,7 @@ type Pace struct {
 	Step        int
 	Left, Ready int           // pairs that are not finished; those of them that could begin
 	Each        time.Duration // from the end of one pair to that of the next; 0: not known
+	Stuck       time.Duration // for how long a pass has run beyond what it should have taken
 	Age         time.Duration // since it was so
 }
 
@@ -28,6 +29,11 @@ type Late struct {
 // processors end a step up to twice as soon as each other: when the first have ended it, the others become faster by themselves.
 const muchSlower = 2.5
 
+// Whole returns how long the worker is expected to take for all that it could begin. A pass that has run for too long is expected to run for as long again.
+func (x *Pace) Whole() time.Duration {
+	return time.Duration(max(x.Ready, 1))*x.Each + x.Stuck
+}
+
 // Behind returns the worker by whose relief most is gained, false where none gains anything. Workers are compared
 // as they are: on a busy machine, or with a slow disk, a worker may be late for no fault of its own.
 func Behind(all []Pace) (most Late, ok bool) {
@@ -35,8 +41,6 @@ func Behind(all []Pace) (most Late, ok bool) {
 		if x.Each <= 0 || x.Ready == 0 {
 			continue
 		}
-		// What it has begun since stays with it.
-		ready := float64(x.Ready) - float64(x.Age)/float64(x.Each)
 		helpers, each := 0, time.Duration(0)
 		for _, y := range all {
 			shares := slices.ContainsFunc(y.Stages, func(s int) bool { return slices.Contains(x.Stages, s) })
@@ -44,11 +48,14 @@ func Behind(all []Pace) (most Late, ok bool) {
 				helpers, each = helpers+1, max(each, y.Each)
 			}
 		}
-		if helpers == 0 || ready <= 0 || float64(x.Each) < muchSlower*float64(each) {
+		// What it has done since is not left.
+		left := x.Whole() - x.Age
+		if helpers == 0 || float64(left) < muchSlower*float64(x.Ready)*float64(each) {
 			continue
 		}
 		rounds := (x.Ready + helpers - 1) / helpers
-		gain := time.Duration(ready*float64(x.Each)) - time.Duration(rounds)*each
+		// A pass that runs is waited for in any case.
+		gain := min(left-time.Duration(rounds)*each, time.Duration(x.Ready)*x.Each-x.Age)
 		if gain > most.Gain {
 			most, ok = Late{x.Worker, x.Step, gain}, true
 		}

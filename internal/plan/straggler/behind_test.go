@@ -15,6 +15,11 @@ func TestBehind(t *testing.T) {
 	late := func(ready int, each, age time.Duration) Pace {
 		return Pace{Worker: 2, Stages: []int{0, 1}, Step: 7, Left: ready + 1, Ready: ready, Each: each, Age: age}
 	}
+	stuck := func(ready int, each, stuck time.Duration) Pace {
+		p := late(ready, each, 0)
+		p.Stuck = stuck
+		return p
+	}
 	elsewhere, busy, next := done(1), done(1), done(1)
 	elsewhere.Stages, busy.Left, next.Step = []int{2}, 1, 8
 	for _, test := range []struct {
@@ -26,6 +31,8 @@ func TestBehind(t *testing.T) {
 		{"two take three", []Pace{done(0), done(1), late(3, 100*ms, 0)}, 280 * ms},
 		{"told a while ago", []Pace{done(0), late(2, 100*ms, 50*ms)}, 130 * ms},
 		{"has begun all since", []Pace{done(0), late(1, 100*ms, 100*ms)}, 0},
+		{"in a pass that is waited for in any case", []Pace{done(0), done(1), stuck(2, 10*ms, 500*ms)}, 20 * ms},
+		{"slow, and in such a pass", []Pace{done(0), stuck(2, 100*ms, 500*ms)}, 200 * ms},
 		{"as fast as others", []Pace{done(0), late(1, 10*ms, 0)}, 0},
 		{"nothing that has not begun", []Pace{done(0), late(0, time.Second, 0)}, 0},
 		{"others have work", []Pace{busy, late(2, 100*ms, 0)}, 0},

@@ -13,7 +13,8 @@ type Pace struct {
 	left, ready int
 	done        float64 // pairs
 	spent       time.Duration
-	passes      []running // by lane
+	usual       time.Duration // for a pair, in the step before
+	passes      []running     // by lane
 }
 
 type running struct {
@@ -81,6 +82,17 @@ func (p *Pace) Has(step, left, ready int) {
 	defer p.mu.Unlock()
 	p.in(step)
 	p.left, p.ready = left, ready
+	if left == 0 && p.done > 0 {
+		p.usual = p.each()
+	}
+}
+
+// each is how long a pair takes, by the passes of the step that have ended, or else by those of the step before.
+func (p *Pace) each() time.Duration {
+	if p.done == 0 {
+		return p.usual
+	}
+	return time.Duration(float64(p.spent) / p.done / float64(len(p.passes)))
 }
 
 // Progress is how far a worker is in a step.
@@ -88,24 +100,25 @@ type Progress struct {
 	Step        int           // 0: in none
 	Left, Ready int           // pairs that are not finished; those of them that could begin
 	Running     int           // passes
-	Each        time.Duration // from the end of one pair to that of the next, as far as the step has shown; 0: not at all
+	Each        time.Duration // from the end of one pair to that of the next; 0: not known
+	Stuck       time.Duration // for how long a pass has run beyond what it should have taken
 }
 
-// Look returns how far the worker is. A pass that runs counts as half done: where it takes long, Each grows with it.
+// Look returns how far the worker is.
 func (p *Pace) Look(now time.Time) Progress {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	x := Progress{Step: p.step, Left: p.left, Ready: p.ready}
-	done, spent := p.done, p.spent
+	if p.step == 0 {
+		return x
+	}
+	x.Each = p.each()
 	for _, r := range p.passes {
 		if !r.since.IsZero() {
 			x.Running++
-			done += r.part() / 2
-			spent += now.Sub(r.since)
+			usual := time.Duration(r.part() * float64(x.Each) * float64(len(p.passes)))
+			x.Stuck = max(x.Stuck, now.Sub(r.since)-usual)
 		}
-	}
-	if done > 0 {
-		x.Each = time.Duration(float64(spent) / done / float64(len(p.passes)))
 	}
 	return x
 }

@@ -20,26 +20,33 @@ func TestPace(t *testing.T) {
 	look("as a step begins", Progress{Step: 3, Left: 1, Running: 1})
 	p.Has(3, 4, 3)
 	at = at.Add(30 * ms)
-	look("in a forward pass", Progress{3, 4, 3, 1, 180 * ms}) // a sixth of a pair in 30 ms
+	look("in the first pass of all", Progress{3, 4, 3, 1, 0, 30 * ms})
 	p.End(0, at)
-	look("after it", Progress{3, 4, 3, 0, 90 * ms})
+	look("after it", Progress{3, 4, 3, 0, 90 * ms, 0})
 	at = at.Add(time.Second)
-	look("while it waits", Progress{3, 4, 3, 0, 90 * ms})
+	look("while it waits", Progress{3, 4, 3, 0, 90 * ms, 0})
 	p.Begin(0, 3, false, at)
 	at = at.Add(60 * ms)
-	p.End(0, at)
-	p.Has(3, 3, 3)
-	look("after a pair", Progress{3, 3, 3, 0, 90 * ms})
-	p.Begin(1, 3, true, at) // a second lane
+	look("in a backward pass", Progress{3, 4, 3, 1, 90 * ms, 0})
 	at = at.Add(30 * ms)
-	p.End(1, at)
-	look("with two lanes", Progress{3, 3, 3, 0, 45 * ms})
-	p.Begin(0, 3, true, at)
+	look("in one that takes long", Progress{3, 4, 3, 1, 90 * ms, 30 * ms})
+	p.End(0, at)
+	p.Has(3, 0, 0)
+	look("when all is done", Progress{3, 0, 0, 0, 120 * ms, 0})
 	p.Has(0, 0, 0)
 	look("between two steps", Progress{})
 	p.End(0, at.Add(time.Hour)) // of a step that was given up
 	p.End(7, at)
-	look("after that", Progress{})
+
+	p.Has(4, 2, 2)
+	look("in the next step", Progress{4, 2, 2, 0, 120 * ms, 0})
+	p.Begin(0, 4, true, at)
+	p.Begin(1, 4, true, at) // a second lane
+	at = at.Add(90 * ms)
+	look("with two passes", Progress{4, 2, 0 + 2, 2, 120 * ms, 10 * ms}) // 80 ms each
+	p.End(0, at)
+	p.End(1, at)
+	look("after them", Progress{4, 2, 2, 0, 135 * ms, 0})
 
 	var none *Pace
 	none.Begin(0, 1, true, at)

@@ -105,7 +105,7 @@ type callClock struct {
 }
 
 // measureQueued is how long a call must have run before it is measured how long the process waits for processors.
-const measureQueued = 10 * timing.Heartbeat
+const measureQueued = 5 * timing.Heartbeat
 
 // look returns the call that has run since the last look at least, nil if none has. queued returns for how long the threads of
 // this process have waited for a processor so far.
