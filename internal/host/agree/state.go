@@ -31,8 +31,8 @@ type State struct {
 	Job        Job // the newest; its Generation is 0 before the first
 
 	Newest id.Version // of all plans; never falls
-	// Plans are the newest plans, the newest last: at most MaxPlans. Earlier
-	// counts those before them.
+	// Plans are the first plan of this generation and the newest ones, the newest last: at most MaxPlans. Earlier
+	// counts the others.
 	Plans   []Plan
 	Earlier int
 
@@ -108,15 +108,21 @@ func (s *State) plan(e Plan, term uint64) error {
 	}
 	s.Newest = e.Version
 	plans := append(slices.Clone(s.Plans), e)
-	kept, size := 1, 0
-	for ; kept < min(len(plans), MaxPlans); kept++ {
-		p := plans[len(plans)-1-kept]
-		if size += len(p.Data); size > MaxPlanBytes {
-			break
+	first := slices.IndexFunc(plans, func(p Plan) bool { return p.Version.Generation == e.Version.Generation })
+	kept, size := 1, len(plans[first].Data)
+	for ; kept < len(plans)-first-1 && kept < MaxPlans-1; kept++ {
+		if size += len(plans[len(plans)-1-kept].Data); size > MaxPlanBytes && kept > 1 {
+			break // which plan is live follows from the newest two
 		}
 	}
-	s.Earlier += len(plans) - kept
-	s.Plans = slices.Clone(plans[len(plans)-kept:])
+	was := len(plans)
+	if first < len(plans)-1 {
+		plans = append([]Plan{plans[first]}, plans[len(plans)-kept:]...)
+	} else {
+		plans = []Plan{e}
+	}
+	s.Earlier += was - len(plans)
+	s.Plans = plans
 	return nil
 }
 

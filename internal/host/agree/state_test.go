@@ -38,7 +38,7 @@ func TestStateAccepts(t *testing.T) {
 	s := begun(t)
 	want := State{
 		Index: 10, Term: 5, Leader: "a", Generation: 2, Job: Job{1, []byte("{}")}, Newest: version(2, 3),
-		Plans:   []Plan{{Version: version(1, 7)}, {Version: version(2, 3), Data: []byte("order")}},
+		Plans: []Plan{{Version: version(2, 3), Data: []byte("order")}}, Earlier: 1,
 		Servers: []Server{{ID: "a", Addr: "here", Voter: true}, {ID: "b"}},
 		Members: []Member{{"c", "c:3", "c:4", 2}, {"d", "d:1", "d:2", 0}},
 	}
@@ -106,7 +106,7 @@ func TestStateIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(s.Plans) != MaxPlans || s.Earlier != 2*MaxPlans || s.Newest != version(1, 3*MaxPlans) {
+	if len(s.Plans) != MaxPlans || s.Earlier != 2*MaxPlans || s.Newest != version(1, 3*MaxPlans) || s.Plans[0].Version != version(1, 1) || s.Plans[1].Version != version(1, 2*MaxPlans+2) {
 		t.Errorf("%d plans, %d earlier, newest %v", len(s.Plans), s.Earlier, s.Newest)
 	}
 
@@ -126,7 +126,11 @@ func TestStateIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if size := len(s.Plans) * MaxData; size != MaxPlanBytes+MaxData || s.Earlier+len(s.Plans) != 3*MaxPlans+8 {
+	size := 0
+	for _, p := range s.Plans {
+		size += len(p.Data)
+	}
+	if size != MaxPlanBytes+MaxData || s.Earlier+len(s.Plans) != 3*MaxPlans+8 || s.Plans[0].Version != version(1, 1) {
 		t.Errorf("%d plans of %d bytes, %d earlier", len(s.Plans), size, s.Earlier)
 	}
 }
