@@ -53,7 +53,7 @@ func Perfetto(w io.Writer, spans []Span) error {
 	}
 	at := func(t time.Time) float64 { return float64(t.Sub(zero)) / 1000 }
 	named := make(map[int]bool)
-	recoveries := make(map[ID]int)
+	recoveries, reliefs := make(map[ID]int), 0
 	passes := make(map[tensor]*Span) // by what they make: the newest
 	flows := 0
 	for i := range spans {
@@ -72,12 +72,22 @@ func Perfetto(w io.Writer, spans []Span) error {
 		dur := float64(s.End.Sub(s.Start)) / 1000
 		slice := perfettoEvent{Phase: "X", Name: s.title(), Cat: s.Name, TS: at(s.Start), Dur: &dur, PID: pid, Args: s.args()}
 		switch {
-		case s.Name == Recovery:
+		case s.Name == Recovery, s.Name == Relief:
 			if _, ok := recoveries[s.Trace]; !ok {
-				recoveries[s.Trace] = len(recoveries) + 1
+				row := len(recoveries) + 1
+				if s.Name == Relief { // all in one row: there is one at a time
+					if reliefs == 0 {
+						reliefs = row
+					}
+					row = reliefs
+				}
+				recoveries[s.Trace] = row
 			}
 			slice.TID = recoveries[s.Trace]
 			put(slice)
+			if s.Name == Relief {
+				break
+			}
 			put(perfettoEvent{Phase: "i", Name: s.title(), Cat: Recovery, TS: at(s.Start), PID: pid, Scope: "g", Args: slice.Args})
 			put(perfettoEvent{Phase: "i", Name: "resumed", Cat: Recovery, TS: at(s.End), PID: pid, Scope: "g"})
 		case s.Worker == Agent && slices.Contains(Phases[:], s.Name) && recoveries[s.Trace] > 0:

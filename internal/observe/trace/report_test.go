@@ -21,6 +21,7 @@ func example() []Span {
 		{Context: recovery, Name: Recovery, Worker: Agent, Start: at(50), End: at(60), Attrs: []Attr{{KeyCause, "worker 2 exited"}, {KeyStep, 1}, {KeyPlan, "1.2"}}},
 		{Context: second, Name: Recovery, Worker: Agent, Start: at(55), End: at(60), Links: []Link{{recovery, Interrupted}}, Attrs: []Attr{{KeySuperseded, true}}},
 		{Context: run.Root(Recovery, 1, 3), Name: Relief, Worker: Agent, Start: at(70), End: at(74), Attrs: []Attr{{KeyCause, "worker 1 is late"}, {KeyStep, 1}}},
+		{Context: Context{Trace: run.Root(Recovery, 1, 3).Trace}, Parent: run.Root(Recovery, 1, 3).Span, Name: Phases[1], Worker: Agent, Start: at(70), End: at(70)},
 		{Context: Context{Trace: recovery.Trace}, Parent: recovery.Span, Name: Last, Worker: 2, Start: at(40), End: at(50)},
 	}
 	for i, ms := range []int{50, 56, 57, 58, 59, 60} {

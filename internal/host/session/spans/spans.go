@@ -328,6 +328,9 @@ func (t *Tracer) recovered(m Moment, name string, r controller.Recovery, failure
 		default:
 			phases = a.ended(now, r)
 		}
+		if name == trace.Relief {
+			phases = phases[1:] // there is nothing to detect
+		}
 		if i == len(attempts)-1 {
 			root.Attrs = append(root.Attrs,
 				trace.Attr{Key: trace.KeyPlan, Value: r.Version.String()}, trace.Attr{Key: trace.KeyBallots, Value: len(attempts)},
@@ -350,7 +353,9 @@ func (t *Tracer) recovered(m Moment, name string, r controller.Recovery, failure
 			o.Spans = append(o.Spans, t.lastTask(a))
 		}
 	}
-	t.interrupted[min(r.Step, t.steps)] = attempts[0].step
+	if name == trace.Recovery { // steps in which workers are relieved may be many
+		t.interrupted[min(r.Step, t.steps)] = attempts[0].step
+	}
 	if failure == "" {
 		m := trace.RecoveryDone{Seconds: r.Total.Seconds(), Rollback: r.Rollback, Recomputed: r.Again}
 		for i, d := range [...]time.Duration{r.Detect, r.Query, r.Plan, r.Agree, r.Edit, r.Resume} {
