@@ -233,6 +233,16 @@ func CallLimits(timeout, longest time.Duration, training bool) (report, evict ti
 	return report, evict
 }
 
+// SampleRetries returns how long the pauses are in all before a sample counts as unreadable.
+func SampleRetries() (all time.Duration) {
+	pause := SampleRetry
+	for range SampleTries - 1 {
+		all += pause
+		pause *= SampleGrowth
+	}
+	return all
+}
+
 // Suspend returns how long a call of user code takes before the run continues without its worker, where all others wait for it in a step;
 // longest is how long such a call has taken so far, 0 for less than a heartbeat.
 func (p Policy) Suspend(longest time.Duration) time.Duration {

@@ -122,7 +122,7 @@ var rows = []row{
 		{"Report", 5, true, "people know of it long before"},
 		{"Stacks", 2, true, "writing stacks takes little more"},
 	}},
-	{"Suspend", "a call of user code returns for which all other workers wait in a step, before the run continues without its worker", "Detect, at least 10 times the longest such call, or 10 Heartbeat", func(p Policy) time.Duration { return p.Suspend(0) }, []than{
+	{"Suspend", "a call of user code returns for which all other workers wait in a step, before the run continues without its worker", "Detect, at least 10 times the longest such call, or 10 Heartbeat; SampleRetries more for a sample", func(p Policy) time.Duration { return p.Suspend(0) }, []than{
 		{"Detect", 1, true, "it need not be sooner than for a process that is frozen"},
 	}},
 	{"Report", "a call of user code returns before it is reported, or before a run that is to stop gives it up", "1/5 Call", func(Policy) time.Duration {
@@ -160,14 +160,7 @@ var rows = []row{
 	{"SSHAlive", "between two probes of a silent connection of ssh, which ends after three without an answer", "fixed", fixed(SSHAlive), nil},
 	{"Lookup", "the address of a host name is looked up", "fixed", fixed(Lookup), nil},
 	{"SampleRetry", "pause before a sample is read again", "fixed", fixed(SampleRetry), nil},
-	{"SampleRetries", "all pauses before a sample counts as unreadable", "fixed", func(Policy) (all time.Duration) {
-		pause := SampleRetry
-		for range SampleTries - 1 {
-			all += pause
-			pause *= SampleGrowth
-		}
-		return all
-	}, []than{{"SampleRetry", 1, false, "the pause grows"}}},
+	{"SampleRetries", "all pauses before a sample counts as unreadable", "fixed", fixed(SampleRetries()), []than{{"SampleRetry", 1, false, "the pause grows"}}},
 	{"Boundary", "from a recovery to the next boundary plan", "fixed", fixed(Boundary), nil},
 	{"Balance", "from a measurement to the next look at all", "fixed", fixed(Balance), []than{{"Boundary", 1, false, "a recovery comes first"}}},
 }

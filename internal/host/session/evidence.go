@@ -348,7 +348,11 @@ func (s *Session) called(w *worker, told *control.Call) {
 	}
 	longest := s.calls.longest[callKey{call.Kind, call.Layer}]
 	report, evict := timing.CallLimits(s.cfg.CallTimeout, longest, w.state >= working || w.fences)
-	if s.cfg.Detect > 0 && s.cfg.CallTimeout >= 0 && counted(call) >= timing.Of(s.cfg.Detect).Suspend(longest) && s.waitsFor(w) {
+	patience := timing.Of(s.cfg.Detect).Suspend(longest)
+	if call.Kind == control.CallSample { // it may fail, and be repeated
+		patience += timing.SampleRetries()
+	}
+	if s.cfg.Detect > 0 && s.cfg.CallTimeout >= 0 && counted(call) >= patience && !s.skips.Open() && s.waitsFor(w) {
 		s.suspend(w)
 		return
 	}

@@ -426,11 +426,14 @@ func TestRejectedConnections(t *testing.T) {
 func TestSuspended(t *testing.T) {
 	const detect = 2 * time.Second
 	waiting, runs := &control.Pace{Step: 2}, &control.Pace{Step: 2, Left: 1, Running: 1}
+	forward := func(at time.Duration) *control.Call {
+		return &control.Call{Kind: control.CallForward, Number: 3, For: int64(at)}
+	}
 	sample := func(at time.Duration) *control.Call {
 		return &control.Call{Kind: control.CallSample, Sample: 7, Number: 3, For: int64(at)}
 	}
 	type beats [3]control.Beat // of the workers
-	late := beats{{Pace: waiting}, {Pace: runs, Call: sample(detect)}, {Pace: waiting}}
+	late := beats{{Pace: waiting}, {Pace: runs, Call: forward(detect)}, {Pace: waiting}}
 	with := func(change func(b *beats)) beats {
 		b := late
 		change(&b)
@@ -444,15 +447,17 @@ func TestSuspended(t *testing.T) {
 		fenced bool
 	}{
 		{"all others wait", nil, beats{}, late, true},
-		{"not long enough", nil, beats{}, with(func(b *beats) { b[1].Call = sample(detect - 1) }), false},
+		{"for a sample", nil, beats{}, with(func(b *beats) { b[1].Call = sample(detect + timing.SampleRetries()) }), true},
+		{"for a sample that may be read again", nil, beats{}, with(func(b *beats) { b[1].Call = sample(detect + timing.SampleRetries() - 1) }), false},
+		{"not long enough", nil, beats{}, with(func(b *beats) { b[1].Call = forward(detect - 1) }), false},
 		{"another works", nil, beats{}, with(func(b *beats) { b[2].Pace = runs }), false},
-		{"another is in a call as well", func(c *Config) { c.Mirrors = 2 }, beats{}, with(func(b *beats) { b[2] = control.Beat{Pace: runs, Call: sample(detect)} }), true},
-		{"another is in a call as well, which alone holds some of the same", nil, beats{}, with(func(b *beats) { b[2] = control.Beat{Pace: runs, Call: sample(detect)} }), false},
+		{"another is in a call as well", func(c *Config) { c.Mirrors = 2 }, beats{}, with(func(b *beats) { b[2] = control.Beat{Pace: runs, Call: forward(detect)} }), true},
+		{"another is in a call as well, which alone holds some of the same", nil, beats{}, with(func(b *beats) { b[2] = control.Beat{Pace: runs, Call: forward(detect)} }), false},
 		{"what it holds is on no other", func(c *Config) { c.Mirrors = -1 }, beats{}, late, false},
 		{"another is in another step", nil, beats{}, with(func(b *beats) { b[2].Pace = &control.Pace{Step: 3} }), false},
 		{"another is in none", nil, beats{}, with(func(b *beats) { b[2].Pace = nil }), false},
 		{"a call of OnStep", nil, beats{}, with(func(b *beats) { b[1].Call = &control.Call{Kind: control.CallOnStep, For: int64(detect)} }), false},
-		{"such calls take long", nil, with(func(b *beats) { b[1].Call = sample(detect / 2) }), late, false},
+		{"such calls take long", nil, with(func(b *beats) { b[1].Call = forward(detect / 2) }), late, false},
 		{"without failure detection", func(c *Config) { c.Detect = 0 }, beats{}, late, false},
 		{"calls may take for ever", func(c *Config) { c.CallTimeout = -1 }, beats{}, late, false},
 		{"where no process can join", func(c *Config) { c.CanStart = false }, beats{}, late, false},
