@@ -123,8 +123,8 @@ reads from a server that does not answer: at least five times as long as such ca
 before, and ten times as long before training. After a fifth of that, the run says which
 call of which worker has not returned; in the end the worker is evicted, with its stacks in
 its log, and others do its work. A call for which all others wait in a step costs 1 s, a
-Sample 2.6 s, or ten times as long as such calls took before: then the others go on without its worker,
-which joins again when the call has returned.
+Sample 2.6 s, or ten times as long as such calls took before: then the others continue
+without its worker, which joins again when the call has returned.
 
 --reshape says what is rebalanced after a change: dataflow (which rank runs which
 micro-batch), full (also which stage holds which layer), or off. --clocks says which clocks

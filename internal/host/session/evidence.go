@@ -348,11 +348,11 @@ func (s *Session) called(w *worker, told *control.Call) {
 	}
 	longest := s.calls.longest[callKey{call.Kind, call.Layer}]
 	report, evict := timing.CallLimits(s.cfg.CallTimeout, longest, w.state >= working || w.fences)
-	patience := timing.Of(s.cfg.Detect).Suspend(longest)
+	limit := timing.Of(s.cfg.Detect).Suspend(longest)
 	if call.Kind == control.CallSample { // it may fail, and be repeated
-		patience += timing.SampleRetries()
+		limit += timing.SampleRetries()
 	}
-	if s.cfg.Detect > 0 && s.cfg.CallTimeout >= 0 && counted(call) >= patience && !s.skips.Open() && s.waitsFor(w) {
+	if s.cfg.Detect > 0 && s.cfg.CallTimeout >= 0 && counted(call) >= limit && !s.skips.Open() && s.waitsFor(w) {
 		s.suspend(w)
 		return
 	}

@@ -1,14 +1,20 @@
 package meter
 
 import (
-	"sync"
+	"slices"
+	"sync/atomic"
 	"time"
 )
 
 // Pace measures how a worker gets on with its step, while it is in it. Unlike a [Meter] it counts all time, since others wait for a worker
-// however it comes to be late. The zero Pace is ready to use, by any goroutine; a nil one takes no notice.
+// however it comes to be late. The zero Pace is ready to use; a nil one takes no notice. One goroutine tells it what happens, and any may
+// look: heartbeats must not wait for a thread that has no processor.
 type Pace struct {
-	mu          sync.Mutex
+	pace
+	seen atomic.Pointer[pace]
+}
+
+type pace struct {
 	step        int
 	left, ready int
 	done        float64 // pairs
@@ -28,21 +34,27 @@ const (
 	backwardPart = 1 - forwardPart
 )
 
+// show lets others see what has changed.
+func (p *Pace) show() {
+	now := p.pace
+	now.passes = slices.Clone(p.passes)
+	p.seen.Store(&now)
+}
+
 // Begin says that a pass begins in a lane, in a step.
 func (p *Pace) Begin(lane, step int, forward bool, now time.Time) {
 	if p == nil {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.in(step)
 	for len(p.passes) <= lane {
 		p.passes = append(p.passes, running{})
 	}
 	p.passes[lane] = running{now, forward}
+	p.show()
 }
 
-// in goes over to a step, in which there is something left to do until it is told what.
+// in enters a step, in which there is something left to do until it is told what.
 func (p *Pace) in(step int) {
 	if p.step != step {
 		p.step, p.left, p.ready, p.done, p.spent = step, 1, 0, 0, 0
@@ -52,18 +64,14 @@ func (p *Pace) in(step int) {
 
 // End says that the pass of a lane has ended.
 func (p *Pace) End(lane int, now time.Time) {
-	if p == nil {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if lane >= len(p.passes) || p.passes[lane].since.IsZero() {
-		return // of a step that was given up
+	if p == nil || lane >= len(p.passes) || p.passes[lane].since.IsZero() {
+		return // the last: of a step that was given up
 	}
 	x := &p.passes[lane]
 	p.spent += now.Sub(x.since)
 	p.done += x.part()
 	*x = running{}
+	p.show()
 }
 
 func (x *running) part() float64 {
@@ -75,20 +83,19 @@ func (x *running) part() float64 {
 
 // Has says how many pairs of a step are not finished, and how many of these could begin; step 0 says that the worker is in none.
 func (p *Pace) Has(step, left, ready int) {
-	if p == nil {
+	if p == nil || p.step == step && p.left == left && p.ready == ready {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.in(step)
 	p.left, p.ready = left, ready
 	if left == 0 && p.done > 0 {
 		p.usual = p.each()
 	}
+	p.show()
 }
 
 // each is how long a pair takes, by the passes of the step that have ended, or else by those of the step before.
-func (p *Pace) each() time.Duration {
+func (p *pace) each() time.Duration {
 	if p.done == 0 {
 		return p.usual
 	}
@@ -105,18 +112,16 @@ type Progress struct {
 }
 
 // Look returns how far the worker is.
-func (p *Pace) Look(now time.Time) Progress {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	x := Progress{Step: p.step, Left: p.left, Ready: p.ready}
-	if p.step == 0 {
+func (p *Pace) Look(now time.Time) (x Progress) {
+	seen := p.seen.Load()
+	if seen == nil || seen.step == 0 {
 		return x
 	}
-	x.Each = p.each()
-	for _, r := range p.passes {
+	x = Progress{Step: seen.step, Left: seen.left, Ready: seen.ready, Each: seen.each()}
+	for _, r := range seen.passes {
 		if !r.since.IsZero() {
 			x.Running++
-			usual := time.Duration(r.part() * float64(x.Each) * float64(len(p.passes)))
+			usual := time.Duration(r.part() * float64(x.Each) * float64(len(seen.passes)))
 			x.Stuck = max(x.Stuck, now.Sub(r.since)-usual)
 		}
 	}
