@@ -140,10 +140,14 @@ func TestSuspendedCall(t *testing.T) {
 	for _, call := range []string{"sample", "forward", "backward"} {
 		t.Run(call, func(t *testing.T) {
 			t.Parallel()
-			r := beginBlocked(t, "3", "10m", "--block", call, "--time", "5s", "--steps", "1000000", "--eval-every", "0")
+			returns := filepath.Join(t.TempDir(), "returns")
+			r := beginBlocked(t, "3", "10m", "--block", call, "--until", returns, "--steps", "1000000", "--eval-every", "0")
 			r.until("evict", 1)
 			if e := r.events("evict")[0]; e.Worker != 1 || !strings.Contains(e.Reason, "and all others wait") {
 				t.Errorf("%+v", e)
+			}
+			if err := os.WriteFile(returns, nil, 0o600); err != nil {
+				t.Fatal(err)
 			}
 			r.until("joined", 1)
 			r.interrupt()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -287,7 +288,7 @@ const mostKnown = 1024
 func (s *Session) adopt(e controller.Adopt) {
 	p := e.Order.Plan
 	s.plan, s.known[uint64(p.Version.N)] = p, p
-	delete(s.known, uint64(p.Version.N-mostKnown))
+	maps.DeleteFunc(s.known, func(n uint64, _ plan.Plan) bool { return n+mostKnown < uint64(p.Version.N) })
 	s.notePlan(e.Cause.String(), string(e.Reason))
 	live := view.Plan{Reason: string(e.Reason), Stages: stages(&p)}
 	var joined []Effect

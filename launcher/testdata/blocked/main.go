@@ -25,7 +25,7 @@ type where struct {
 	call   string
 	worker int // -1: in all
 	after  int
-	time   time.Duration // 0: for ever
+	until  string // a file; "": for ever
 }
 
 // reach blocks if this is the call.
@@ -39,15 +39,20 @@ func (w *where) reach(call string) {
 	if call == "spin" {
 		spin()
 	}
-	block(w.time)
+	block(w.until)
 }
 
 //go:noinline
-func block(d time.Duration) {
-	if d == 0 {
+func block(until string) {
+	if until == "" {
 		select {}
 	}
-	time.Sleep(d)
+	for {
+		if _, err := os.Stat(until); err == nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 //go:noinline
@@ -103,7 +108,7 @@ func main() {
 		f.StringVar(&w.call, "block", "", "call that does not return")
 		f.IntVar(&w.worker, "who", 1, "worker in which it does not")
 		f.IntVar(&w.after, "after", 30, "number of the call")
-		f.DurationVar(&w.time, "time", 0, "for how long it does not; 0 is for ever")
+		f.StringVar(&w.until, "until", "", "file that ends it when it is there")
 		return func() (trainer.Job, error) {
 			w.reach("job")
 			return trainer.Job{
