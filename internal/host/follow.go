@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/reach"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -104,6 +106,7 @@ func (r *relay) run(ctx context.Context) {
 	if r.supply != nil {
 		defer r.supply.Close()
 	}
+	r.working.Go(func() { r.feel(ctx) })
 	if r.c.alone() {
 		<-ctx.Done()
 		return
@@ -387,5 +390,40 @@ func (r *relay) resetWorkers() {
 		if l.started && l.next == nil && l.exit == nil {
 			l.to.put(control.Clock{Share: 1})
 		}
+	}
+}
+
+// beat tells workers and leader that this host lives, and the workers only as long as
+// it hears of a leader: a worker that has not heard its host for the timeout commits nothing.
+func (r *relay) beat(ctx context.Context) {
+	tick := time.NewTicker(timing.HostHeartbeat)
+	defer tick.Stop()
+	times, alone, told := r.c.times(), time.Now(), false
+	for n := 0; ; n++ {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		threads, _ := platform.Runnable() // none where that is unknown
+		r.mu.Lock()
+		r.crowd = r.crowd.Next(threads, runtime.NumCPU())
+		if r.out != nil {
+			alone, told = time.Now(), false
+		} else if !told && r.c.Waits != nil && time.Since(alone) > times.Host && !r.heard.IsZero() {
+			told = true
+			r.c.Waits(r.c.waits())
+		}
+		if r.here != nil || r.out != nil && time.Since(r.heard) < times.Host {
+			if rejected := r.c.Rejected.Counts(); r.out.empty() && (r.here == nil || rejected != nil) {
+				r.out.put(control.Beat{Crowd: r.crowd, Rejected: rejected})
+			}
+			for _, l := range r.locals {
+				if n%int(timing.Heartbeat/timing.HostHeartbeat) == 0 && l.started && l.next == nil && l.to.empty() {
+					l.to.put(control.Beat{})
+				}
+			}
+		}
+		r.mu.Unlock()
 	}
 }

@@ -144,7 +144,7 @@ func (l *lead) link(conn *control.Conn, hello control.Host) {
 	err := speak(l.ctx, conn, q, func(ctx context.Context) { l.attend(ctx, q, hello.Records) }, func(m control.Message) error {
 		l.told.hear(q)
 		switch m.(type) {
-		case control.Beat, control.Told, relayed, closed, control.Exited, control.Halted, control.Leave, control.Surveyed, control.Kept, control.Asked, control.Answered, control.Watch, control.Clocks, control.ClockState:
+		case control.Beat, control.Told, relayed, closed, control.Exited, control.Halted, control.Starved, control.Leave, control.Surveyed, control.Kept, control.Asked, control.Answered, control.Watch, control.Clocks, control.ClockState:
 			l.events.put(hostSaid{host, time.Now(), m})
 			return nil
 		}
@@ -291,4 +291,82 @@ func (c *Config) probe(ctx context.Context, addr string) reach.Finding {
 	return reach.Probe(ctx, c.times().Answer, func(ctx context.Context) (net.Conn, error) {
 		return c.dialer().DialContext(ctx, "tcp", addr)
 	})
+}
+
+// queue hands values from goroutines that must not wait to one that may.
+type queue[T any] struct {
+	signal chan struct{}
+
+	mu     sync.Mutex
+	list   []T
+	closed bool
+}
+
+func newQueue[T any]() *queue[T] { return &queue[T]{signal: make(chan struct{}, 1)} }
+
+func (q *queue[T]) wake() {
+	select {
+	case q.signal <- struct{}{}:
+	default:
+	}
+}
+
+// put appends a value, unless the queue is closed.
+func (q *queue[T]) put(v T) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.closed {
+		q.list = append(q.list, v)
+		q.wake()
+	}
+}
+
+// close ends the queue; what is in it can still be taken.
+func (q *queue[T]) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	q.wake()
+}
+
+func (q *queue[T]) empty() bool { return q.len() == 0 }
+
+func (q *queue[T]) len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.list)
+}
+
+// next returns the next value; false if there is none now. The signal comes again while more are left.
+func (q *queue[T]) next() (v T, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.list) == 0 {
+		return v, false
+	}
+	v = q.list[0]
+	if q.list = q.list[1:]; len(q.list) > 0 || q.closed {
+		q.wake()
+	}
+	return v, true
+}
+
+// take waits for the next value; false when the queue is closed and empty, or ctx has ended.
+func (q *queue[T]) take(ctx context.Context) (v T, ok bool) {
+	for {
+		if v, ok := q.next(); ok {
+			return v, true
+		}
+		q.mu.Lock()
+		ended := q.closed && len(q.list) == 0
+		q.mu.Unlock()
+		if ended {
+			return v, false
+		}
+		select {
+		case <-q.signal:
+		case <-ctx.Done():
+			return v, false
+		}
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -20,7 +19,6 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/reach"
-	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -84,7 +82,9 @@ type local struct {
 	// What a new leader is told.
 	hello, note, ready, saved, delivered, done, failed, leave control.Message
 	steps                                                     []control.Step
-	halted                                                    time.Time // since when its process is stopped by a signal, as was told; zero: it is not
+	halted                                                    time.Time // since when its process is stopped, as was told; zero: it is not
+	frozen                                                    bool      // by no signal
+	pulse                                                     *pulse    // of its process
 	closed                                                    bool
 	err                                                       error // why
 	exit                                                      *control.Exited
@@ -116,7 +116,9 @@ func newRelay(c *Config, t *tls.Config, e elections) *relay {
 	return r
 }
 
-func newLocal(who id.Session) *local { return &local{who: who, to: newQueue[control.Message]()} }
+func newLocal(who id.Session) *local {
+	return &local{who: who, to: newQueue[control.Message](), pulse: &pulse{}}
+}
 
 // begin starts the first workers, as long as stopped returns no error.
 func (r *relay) begin(stopped func() error) (err error) {
@@ -202,7 +204,7 @@ func (r *relay) fence(f control.Fence) {
 		return
 	}
 	next := newLocal(id.Session{Worker: l.who.Worker, Incarnation: f.Next})
-	next.worker, next.to, next.halted = l.worker, l.to, l.halted
+	next.worker, next.to, next.halted, next.frozen, next.pulse = l.worker, l.to, l.halted, l.frozen, l.pulse
 	r.locals = append(r.locals, next)
 	l.next, l.worker = next, nil
 	if l.closed {
@@ -311,40 +313,17 @@ func (r *relay) listen(ctx context.Context, l *local, w spawn.Worker) {
 	r.hungUp(l.newest(), err)
 }
 
-func (r *relay) awaitExit(ctx context.Context, l *local, w spawn.Worker) {
-	if !spawn.AwaitExit(ctx, w, r.c.times(), func(since time.Time) { r.halted(l, since) }) {
-		return
-	}
-	defer spawn.AwaitReaped(w) // and without the lock
-	s := w.Status()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.exited(l.newest(), control.Exited{Code: s.Code, Text: s.Text, Panicked: s.Panicked, Fault: s.Fault, Progress: s.Progress, Last: w.LastOutput()})
-}
-
-// halted takes in since when the process of a worker is stopped by a signal, zero when it was continued.
-func (r *relay) halted(l *local, since time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	l = l.newest()
-	l.halted = since
-	r.tell(haltedOf(l))
-}
-
-func haltedOf(l *local) control.Halted {
-	m := control.Halted{Worker: int(l.who.Worker), Incarnation: l.who.Incarnation, Stopped: !l.halted.IsZero()}
-	if m.Stopped {
-		m.For = int64(time.Since(l.halted))
-	}
-	return m
-}
-
 // said takes in a message of a worker, and returns the session of which it and those after it are.
 func (r *relay) said(l *local, m control.Message) *local {
 	r.mu.Lock()
-	if hello, ok := m.(control.Hello); ok && l.next != nil && hello.Incarnation == l.next.who.Incarnation {
+	hello, ok := m.(control.Hello)
+	if ok && l.next != nil && hello.Incarnation == l.next.who.Incarnation {
 		l = l.next
 	}
+	if ok {
+		l.pulse.pid = hello.PID
+	}
+	l.pulse.heard = time.Now()
 	worker := l.worker
 	r.mu.Unlock()
 	switch m := m.(type) {
@@ -557,39 +536,4 @@ func (r *relay) deliver(m relayed) error {
 		l.worker.Leave()
 	}
 	return nil
-}
-
-// beat tells workers and leader that this host lives, and the workers only as long as
-// it hears of a leader: a worker that has not heard its host for the timeout commits nothing.
-func (r *relay) beat(ctx context.Context) {
-	tick := time.NewTicker(timing.HostHeartbeat)
-	defer tick.Stop()
-	times, alone, told := r.c.times(), time.Now(), false
-	for n := 0; ; n++ {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		threads, _ := platform.Runnable() // none where that is unknown
-		r.mu.Lock()
-		r.crowd = r.crowd.Next(threads, runtime.NumCPU())
-		if r.out != nil {
-			alone, told = time.Now(), false
-		} else if !told && r.c.Waits != nil && time.Since(alone) > times.Host && !r.heard.IsZero() {
-			told = true
-			r.c.Waits(r.c.waits())
-		}
-		if r.here != nil || r.out != nil && time.Since(r.heard) < times.Host {
-			if rejected := r.c.Rejected.Counts(); r.out.empty() && (r.here == nil || rejected != nil) {
-				r.out.put(control.Beat{Crowd: r.crowd, Rejected: rejected})
-			}
-			for _, l := range r.locals {
-				if n%int(timing.Heartbeat/timing.HostHeartbeat) == 0 && l.started && l.next == nil && l.to.empty() {
-					l.to.put(control.Beat{})
-				}
-			}
-		}
-		r.mu.Unlock()
-	}
 }

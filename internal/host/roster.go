@@ -319,6 +319,8 @@ func (r *roster) said(e hostSaid) []session.Event {
 		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
 	case control.Halted:
 		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
+	case control.Starved:
+		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
 	default:
 		return nil
 	}
@@ -346,7 +348,11 @@ func (r *roster) said(e hostSaid) []session.Event {
 		}
 	case control.Halted:
 		if !w.exited {
-			return []session.Event{session.WorkerHalted{Worker: place, Stopped: m.Stopped, For: time.Duration(max(0, m.For))}}
+			return []session.Event{session.WorkerHalted{Worker: place, Stopped: m.Stopped, Frozen: m.Frozen, For: time.Duration(max(0, m.For))}}
+		}
+	case control.Starved:
+		if !w.exited {
+			return []session.Event{session.WorkerStarved{Worker: place}}
 		}
 	case control.Exited:
 		if !w.exited {

@@ -8,5 +8,20 @@
 // Linux, too, so that they can be tested there.
 package platform
 
+import "time"
+
 // A Gap is something that this system does not offer, and what its absence means for a run.
 type Gap struct{ Lacks, Effect string }
+
+// A Thread is what a thread of a process does.
+type Thread struct {
+	State byte          // as in proc(5)
+	Ran   time.Duration // for how long it has had a processor so far
+}
+
+// States of a [Thread].
+const (
+	ThreadRunnable = 'R' // it has a processor or waits for one
+	ThreadBlocked  = 'D' // it waits for a disk, or for the kernel
+	ThreadStopped  = 'T' // by a signal
+)

@@ -205,6 +205,5 @@ func SignalThread(s syscall.Signal) error {
 // Stopped reports whether a process is stopped, as by SIGSTOP.
 func Stopped(pid int) bool {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // of a process that has exited, there is none
-	_, state, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" "))
-	return bytes.HasPrefix(state, []byte("T"))
+	return parseState(stat) == ThreadStopped
 }

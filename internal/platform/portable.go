@@ -23,6 +23,7 @@ func Missing() []Gap {
 		{"figure of the available memory", "jobs that do not fit into memory are not refused, and plans ignore its size"},
 		{"number of runnable threads", "missed heartbeats count after the usual timeout when a machine becomes crowded: a starved worker may be evicted"},
 		{"news of stopped processes", "a worker that a signal has stopped is found by missed heartbeats"},
+		{"sight of other processes' threads", "missed heartbeats alone tell of a worker that is frozen, or has no processor for long"},
 		{"reads of another process's memory", "large messages between workers of one host pass through their sockets"},
 		{"socket filters", "--chaos cut is refused"},
 	}
@@ -114,3 +115,6 @@ func FilterSockets(int, netip.Addr, []netip.Addr, map[string]string) error { ret
 
 // Stopped reports whether a process is stopped; here nothing tells.
 func Stopped(int) bool { return false }
+
+// Threads returns false: this system does not tell what the threads of other processes do.
+func Threads(int) (map[int]Thread, bool) { return nil, false }

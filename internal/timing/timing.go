@@ -133,6 +133,10 @@ type Policy struct {
 	Pause time.Duration
 	// Deviation is the least deviation that a detector takes intervals to have.
 	Deviation time.Duration
+	// Starved is how long it counts that a worker's host has found its process waiting for a processor.
+	Starved time.Duration
+	// Starving is how much longer such a worker may be silent than others.
+	Starving time.Duration
 	// Watch is the time between two looks for silent workers.
 	Watch time.Duration
 	// Late is how late a look may come. An observer that is later was stopped itself and forgives all silence.
@@ -187,7 +191,7 @@ func Of(detect time.Duration) Policy {
 	}
 	return Policy{
 		Detect: detect, Longest: 10 * detect, Pause: detect / 4, Deviation: detect / 50,
-		Watch: detect / 16, Late: detect / 4,
+		Starved: detect / 2, Starving: 2 * detect, Watch: detect / 16, Late: detect / 4,
 		LinkWatch: host / 50, LinkLate: host / 4,
 
 		Fence: detect, Grace: 10 * detect, Query: detect, LinkGrace: detect / 10, LinkDown: detect * 3 / 2, Cause: Reap + detect,

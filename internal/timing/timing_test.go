@@ -57,6 +57,12 @@ var rows = []row{
 		{"Watch", 1, false, "a look that comes one period late is normal"},
 	}},
 	{"Deviation", "the least deviation of intervals", "1/50 Detect", func(p Policy) time.Duration { return p.Deviation }, nil},
+	{"Starved", "a worker's host has found its process waiting for a processor, and missed heartbeats do not count", "1/2 Detect", func(p Policy) time.Duration { return p.Starved }, []than{
+		{"Heartbeat", 1, false, "the host looks twice in that time"},
+	}},
+	{"Starving", "such a worker is silent beyond what counts for others", "2 Detect", func(p Policy) time.Duration { return p.Starving }, []than{
+		{"Starved", 2, true, "that its process waits is found in time"},
+	}},
 	{"Watch", "between two looks for silent workers", "1/16 Detect", func(p Policy) time.Duration { return p.Watch }, nil},
 	{"Late", "a look so late forgives all silence, because the observer was stopped", "1/4 Detect", func(p Policy) time.Duration { return p.Late }, []than{
 		{"Watch", 2, false, "a look that comes one period late is normal"},
@@ -237,6 +243,11 @@ heartbeats). A worker or host whose heartbeats were regular counts as failed whe
 evicted earlier. The exit of a process is found at once, whatever the timeout is. With ` + "`Detect: 0`" + ` (only in Go programs that embed the
 trainer) missed heartbeats are no failure. A worker whose process a signal
 has stopped, as the system tells, is out of the plan after Halt, and joins again when it is continued.
+
+A worker's host looks at the threads of its process, where the system shows them, when a heartbeat is late by half of Heartbeat, and then
+every half of Heartbeat. Where none of them runs for Heartbeat, the process is frozen (a debugger, the freezer of a control group), and the worker is out of the plan as if a signal had stopped it. Where
+one is runnable and has had a processor for less than half of the time between two looks, the process is starved: it may be silent for Starving longer than what follows says, and the time for answers to a query and for broken links does not
+run meanwhile.
 
 Suspicion is by accrual (Hayashibara et al., 2004): a silence counts against the intervals at which the worker was heard before. With
 their mean m and their deviation s over some 32 heartbeats, s at least Deviation, the suspicion of a silence t is

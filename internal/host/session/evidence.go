@@ -23,6 +23,9 @@ import (
 type signs struct {
 	heard  timing.History // not heard before its Hello
 	silent time.Time      // since when it was silent, where that is why it was killed
+	// starved is when its host said last that its process waits for a processor, and spared when it was last heard before it was noted
+	// that it would have been evicted otherwise.
+	starved, spared time.Time
 	halt
 
 	member   bool // of the ring, at any time
@@ -96,6 +99,13 @@ func (s *Session) watch(e WatchTick) {
 		}
 		var failed bool
 		failed, w.heard = d.Suspect(w.heard, s.now, lateness, around[w.who.Host], s.late.looks.Intervals)
+		if failed && s.starves(w) {
+			if w.spared != w.heard.Heard {
+				w.spared = w.heard.Heard
+				s.note("worker %d has been silent for %v: its process waits for a processor, and it stays", w.id(), w.heard.Silence(s.now).Truncate(10*time.Millisecond))
+			}
+			continue
+		}
 		if failed && (w.heard.Silence(s.now) > timing.Of(s.cfg.Detect).Grace || !s.isLast(w)) {
 			w.silent = w.heard.Heard
 			w.fault = &SilentError{
@@ -111,17 +121,31 @@ func (s *Session) watch(e WatchTick) {
 	}
 }
 
-// A process that a signal has stopped (SIGSTOP, SIGTSTP ...) sends nothing, and its host says so after a short time. The run does not wait
+// starves reports whether a worker is silent because its process waits for a processor, as its host has said not long ago. Nothing is wrong with
+// it, and to continue without it would leave more to do on a machine that is short of processors. But others may wait for it while something keeps
+// the processors from it alone, so it may be silent for Starving beyond a limit that is as for all others.
+func (s *Session) starves(w *worker) bool {
+	p, d := timing.Of(s.cfg.Detect), s.detector()
+	return !w.starved.IsZero() && s.now.Sub(w.starved) <= p.Starved && w.heard.Silence(s.now) <= min(d.Most, d.Least+s.late.slack+p.Starving)
+}
+
+// starving reports whether any worker does.
+func (s *Session) starving() bool {
+	return slices.ContainsFunc(s.workers, func(w *worker) bool { return w.watched() && s.starves(w) })
+}
+
+// A process that a signal has stopped (SIGSTOP, SIGTSTP ...), or of which no thread runs, sends nothing, and its host says so after a short time. The run does not wait
 // until its heartbeats have been missed for long: the worker is fenced, and joins again when it is continued. Missed
 // heartbeats decide where no other worker could continue the run, and where its process would have to be killed.
 
 // halt is what a session knows of a process that is stopped.
 type halt struct {
 	stopped time.Time // since when; zero: it runs
+	frozen  bool      // by no signal
 	leave   time.Time // when the run continues without it; zero: missed heartbeats decide
 }
 
-// halted takes in that a signal has stopped the process of a worker, or that it was continued.
+// halted takes in that the process of a worker is stopped, or that it was continued.
 func (s *Session) halted(w *worker, e WorkerHalted) {
 	if !e.Stopped {
 		if w.halt = (halt{}); s.helpless(w) { // up to now none could continue the run, and others may be continued later than this one
@@ -132,6 +156,7 @@ func (s *Session) halted(w *worker, e WorkerHalted) {
 	if w.stopped.IsZero() {
 		w.stopped = s.now.Add(-e.For)
 	}
+	w.frozen = e.Frozen
 	if e.For >= timing.Halt && w.leave.IsZero() {
 		w.leave = s.now
 		s.leaveHalted()
@@ -170,7 +195,7 @@ func (s *Session) leaveHalted() {
 // excludeHalted has the run go on without a worker whose process is stopped.
 func (s *Session) excludeHalted(w *worker) {
 	w.silent = w.stopped
-	w.fault = &SilentError{Worker: w.id(), Workers: len(s.workers), Stopped: true, Step: s.records.last.Step, Steps: s.job.Steps}
+	w.fault = &SilentError{Worker: w.id(), Workers: len(s.workers), Stopped: !w.frozen, Frozen: w.frozen, Step: s.records.last.Step, Steps: s.job.Steps}
 	s.exclude(w)
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -55,7 +56,7 @@ func TestHalted(t *testing.T) {
 					if at := r.s.workers[m.worker].stopped; m.stopped && !at.IsZero() {
 						since = r.now.Sub(at)
 					}
-					r.effects = append(r.effects, r.s.Step(r.now, WorkerHalted{m.worker, m.stopped, since})...)
+					r.effects = append(r.effects, r.s.Step(r.now, WorkerHalted{Worker: m.worker, Stopped: m.stopped, For: since})...)
 				} else if m.stopped { // as a look shows that comes late
 					r.effects = append(r.effects, r.s.Step(r.now, WatchTick{Due: r.now.Add(-detect)})...)
 				} else if at := r.s.Alarm(); !at.IsZero() && !at.After(r.now) {
@@ -75,20 +76,60 @@ func TestHalted(t *testing.T) {
 	}
 }
 
-// What people read of a worker that a signal has stopped.
+// What people read of a worker that is stopped.
 func TestHaltedInWords(t *testing.T) {
-	r := trainingOf(t, Config{Settings: Settings{Detect: time.Second}, CanStart: true}, 3)
-	r.s.workers[1].heard = timing.History{Heard: r.now}
-	stopped := r.now
-	r.s.Step(stopped.Add(timing.Halt), WorkerHalted{1, true, timing.Halt})
-	w := r.s.workers[1]
-	if got := stoppedBy(r.s.death(w)); got != "worker 1 is stopped by a signal" {
-		t.Errorf("cause: %q", got)
+	for frozen, want := range map[bool][2]string{
+		false: {"worker 1 is stopped by a signal", "worker 1 stopped"},
+		true:  {"worker 1 is frozen: none of its threads runs", "worker 1 frozen"},
+	} {
+		r := trainingOf(t, Config{Settings: Settings{Detect: time.Second}, CanStart: true}, 3)
+		r.s.workers[1].heard = timing.History{Heard: r.now}
+		stopped := r.now
+		r.s.Step(stopped.Add(timing.Halt), WorkerHalted{Worker: 1, Stopped: true, Frozen: frozen, For: timing.Halt})
+		w := r.s.workers[1]
+		if got := stoppedBy(r.s.death(w)); got != want[0] {
+			t.Errorf("cause: %q", got)
+		}
+		if got := r.s.inWords(w, r.s.death(w)); got != want[1] {
+			t.Errorf("summary: %q", got)
+		}
+		if d := r.s.autopsy(w, ""); !d.Died.Equal(stopped) || d.How != controller.Halted {
+			t.Errorf("its recovery counts from %v by %v, want %v", d.Died, d.How, stopped)
+		}
 	}
-	if got := r.s.inWords(w, r.s.death(w)); got != "worker 1 stopped" {
-		t.Errorf("summary: %q", got)
-	}
-	if d := r.s.autopsy(w, ""); !d.Died.Equal(stopped) || d.How != controller.Halted {
-		t.Errorf("its recovery counts from %v by %v, want %v", d.Died, d.How, stopped)
+}
+
+// A silent worker stays as long as its host says that its process waits for a processor, but not without end.
+func TestStarved(t *testing.T) {
+	const detect = time.Second
+	policy := timing.Of(detect)
+	for _, c := range []struct {
+		name           string
+		until          time.Duration // it is starved
+		atLeast, below time.Duration // when it is evicted
+	}{
+		{"never", 0, detect, detect + 2*timing.Heartbeat},
+		{"not any more", 2 * time.Second, 2*time.Second + policy.Starved, 2*time.Second + policy.Starved + 2*timing.Heartbeat},
+		{"always", 20 * time.Second, detect + policy.Starving, detect + policy.Starving + 2*timing.Heartbeat},
+	} {
+		r := trainingOf(t, Config{Settings: Settings{Detect: detect}, CanStart: true}, 3)
+		began, w := r.now, r.s.workers[1]
+		for place := range 3 {
+			r.s.workers[place].heard = timing.History{Heard: began}
+		}
+		r.s.late.looks = timing.Looks{}
+		for w.fault == nil && r.now.Sub(began) < 20*time.Second {
+			r.now = r.now.Add(timing.Heartbeat)
+			for _, place := range []int{0, 2} {
+				r.s.Step(r.now, Received{place, control.Beat{}})
+			}
+			if r.now.Sub(began) <= c.until {
+				r.s.Step(r.now, WorkerStarved{1})
+			}
+			r.s.Step(r.now, WatchTick{Due: r.now})
+		}
+		if after := r.now.Sub(began); after < c.atLeast || after >= c.below {
+			t.Errorf("%s: evicted after %v, want %v", c.name, after, c.atLeast)
+		}
 	}
 }

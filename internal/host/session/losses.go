@@ -126,7 +126,7 @@ func (s *Session) autopsy(w *worker, cause string) controller.Dead {
 		dead.How, dead.Died = controller.HostOut, w.status.Lost
 	case !w.silent.IsZero():
 		dead.How, dead.Died = controller.Silent, w.silent
-		if silent := new(SilentError); errors.As(w.fault, &silent) && silent.Stopped {
+		if silent := new(SilentError); errors.As(w.fault, &silent) && (silent.Stopped || silent.Frozen) {
 			dead.How = controller.Halted
 		}
 	}
@@ -146,6 +146,8 @@ func (s *Session) inWords(w *worker, err error) string {
 		how = "silent"
 		if silent.Stopped {
 			how = "stopped"
+		} else if silent.Frozen {
+			how = "frozen"
 		}
 	case errors.As(err, &evicted):
 		how = "evicted"
@@ -422,7 +424,7 @@ func (s *Session) alarm() {
 		switch t, ok := s.timers[name]; {
 		case !ok || s.now.Before(t.at):
 		case name < controller.WishTimer && timing.Of(s.cfg.Detect).Worker(true).Stopped(s.now.Sub(t.at)),
-			(name == controller.QueryTimer || name == controller.LinkTimer) && s.late.stopped:
+			(name == controller.QueryTimer || name == controller.LinkTimer) && (s.late.stopped || s.starving()):
 			s.timers.set(name, s.now, t.after)
 		case s.timers.extend(name, s.late.slack):
 		default:

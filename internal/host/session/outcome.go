@@ -186,6 +186,7 @@ type SilentError struct {
 	Workers     int // of the run
 	For         time.Duration
 	Stopped     bool   // its process is: by a signal
+	Frozen      bool   // its process is, otherwise
 	By          string // the member of the gossip ring that cannot reach it either; "" if there is none
 	Step, Steps int    // committed, and of the whole job; 0 of 0 before training
 }
@@ -195,6 +196,9 @@ func (e *SilentError) Error() string { return e.cause() + loss(e.Workers, e.Step
 func (e *SilentError) cause() string {
 	if e.Stopped {
 		return fmt.Sprintf("worker %d is stopped by a signal", e.Worker)
+	}
+	if e.Frozen {
+		return fmt.Sprintf("worker %d is frozen: none of its threads runs", e.Worker)
 	}
 	text := fmt.Sprintf("worker %d has been silent for %v", e.Worker, e.For)
 	if e.By != "" {
@@ -246,6 +250,8 @@ func culprit(err error) (worker int, how string) {
 		return lost.Worker, "exited: " + lost.Status.String()
 	case errors.As(err, &silent) && silent.Stopped:
 		return silent.Worker, "stopped by a signal"
+	case errors.As(err, &silent) && silent.Frozen:
+		return silent.Worker, "frozen"
 	case errors.As(err, &silent):
 		return silent.Worker, fmt.Sprintf("silent for %v", silent.For)
 	}

@@ -223,6 +223,16 @@ func (p *process) Stopped() bool {
 	return !p.dead && platform.Stopped(p.cmd.Process.Pid)
 }
 
+// Threads implements [Worker].
+func (p *process) Threads(pid int) (map[int]platform.Thread, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dead || pid != p.cmd.Process.Pid { // a program that started the worker, or another PID namespace
+		return nil, false
+	}
+	return platform.Threads(pid)
+}
+
 func (p *process) Status() session.Status { return p.status }
 func (p *process) LastOutput() string     { return p.last }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/ports"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -28,6 +29,9 @@ type Worker interface {
 	Halted() <-chan bool
 	// Stopped reports whether the process is stopped now.
 	Stopped() bool
+	// Threads returns what the threads of the process do, or false where the system does not tell, or the worker is another
+	// process than the one with that number.
+	Threads(pid int) (map[int]platform.Thread, bool)
 
 	// Program returns the path of the file that the worker runs, "" for a function of this process.
 	Program() string
@@ -71,12 +75,15 @@ func (w *inProcess) Conn() net.Conn          { return w.conn }
 func (w *inProcess) Exited() <-chan struct{} { return w.exited }
 func (w *inProcess) Halted() <-chan bool     { return nil }
 func (w *inProcess) Stopped() bool           { return false }
-func (w *inProcess) Status() session.Status  { return session.Status{Text: "returned"} }
-func (w *inProcess) Program() string         { return "" }
-func (w *inProcess) LastOutput() string      { return "" }
-func (w *inProcess) Leave()                  {}
-func (w *inProcess) Kill()                   { w.cancel(); _ = w.conn.Close() }
-func (w *inProcess) Quit()                   { w.Kill() }
+func (w *inProcess) Threads(int) (map[int]platform.Thread, bool) {
+	return nil, false
+}
+func (w *inProcess) Status() session.Status { return session.Status{Text: "returned"} }
+func (w *inProcess) Program() string        { return "" }
+func (w *inProcess) LastOutput() string     { return "" }
+func (w *inProcess) Leave()                 {}
+func (w *inProcess) Kill()                  { w.cancel(); _ = w.conn.Close() }
+func (w *inProcess) Quit()                  { w.Kill() }
 
 // Command describes a worker process.
 type Command struct {

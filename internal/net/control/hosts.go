@@ -199,7 +199,14 @@ type Exited struct {
 type Halted struct {
 	Worker, Incarnation int
 	Stopped             bool
+	Frozen              bool  // by no signal: none of its threads runs, as under a debugger
 	For                 int64 // nanoseconds since it was stopped
+}
+
+// Starved says that a worker which is silent is not stopped: a thread of its process waits for a processor. It comes again as long as
+// that lasts.
+type Starved struct {
+	Worker, Incarnation int
 }
 
 // Begin asks the agent of a host to start a worker. What comes of it is told as of any
@@ -243,6 +250,7 @@ func (Relayed) kind() string  { return "relayed" }
 func (Closed) kind() string   { return "closed" }
 func (Exited) kind() string   { return "exited" }
 func (Halted) kind() string   { return "halted" }
+func (Starved) kind() string  { return "starved" }
 func (Begin) kind() string    { return "begin" }
 func (Kill) kind() string     { return "kill" }
 func (Fence) kind() string    { return "fence" }

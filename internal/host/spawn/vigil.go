@@ -1,0 +1,67 @@
+package spawn
+
+import (
+	"time"
+
+	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/internal/timing"
+)
+
+// Verdict is what the threads of a process say of why it is silent.
+type Verdict int
+
+const (
+	Unknown Verdict = iota
+	Runs            // threads of it run, or have run
+	Starved         // a thread of it is runnable and hardly gets a processor
+	Frozen          // nothing stopped it by a signal, and none of its threads has run for a heartbeat although one is due
+)
+
+// Vigil judges a process that is silent from looks at its threads. The zero value has not looked yet.
+type Vigil struct {
+	threads map[int]platform.Thread // as of the last look
+	at      time.Time               // of that look
+	still   time.Time               // since when none of them runs
+}
+
+// Look takes in what the threads do now; late says that this look comes late, so that the whole machine may have been stopped.
+//
+// A process of which no thread runs is not yet frozen: all of them may wait. But the one that sends heartbeats wakes at each, so in a
+// process that is silent for longer something runs, or is runnable.
+func (v *Vigil) Look(now time.Time, threads map[int]platform.Thread, late bool) Verdict {
+	before, elapsed := v.threads, now.Sub(v.at)
+	v.threads, v.at = threads, now
+	starved, runs, unclear := false, len(before) != len(threads), before == nil || late
+	for id, t := range threads {
+		was, known := before[id]
+		ran := t.Ran - was.Ran
+		runs = runs || !known || ran != 0
+		switch t.State {
+		case platform.ThreadRunnable:
+			runs = true
+			starved = starved || known && ran < elapsed/2
+		case platform.ThreadBlocked, platform.ThreadStopped:
+			unclear = true
+		}
+	}
+	if runs || unclear {
+		v.still = now
+	}
+	switch {
+	case before == nil:
+		return Unknown
+	case starved:
+		return Starved
+	case runs:
+		return Runs
+	case now.Sub(v.still) >= timing.Heartbeat:
+		return Frozen
+	}
+	return Unknown
+}
+
+// Still returns since when no thread of the process runs.
+func (v *Vigil) Still() time.Time { return v.still }
+
+// Forget has the next look be the first one.
+func (v *Vigil) Forget() { *v = Vigil{} }
