@@ -16,7 +16,8 @@ import (
 	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
-// so. Gossip may be late on a busy machine; then there is more time for it.
+// A worker that another process has started is silent for no reason that its host can see: missed heartbeats decide, and the gossip ring says
+// so, too. Gossip may be late on a busy machine; then there is more time for it.
 func TestFrozenWorkerIsSuspected(t *testing.T) {
 	built(t)
 	t.Parallel()
@@ -28,8 +29,41 @@ func TestFrozenWorkerIsSuspected(t *testing.T) {
 	t.Error("the ring suspected no worker")
 }
 
+// A debugger stops a worker, which no signal tells: the run continues without it long before it has missed heartbeats for --detect, and it joins
+// again when the debugger leaves it.
+func TestFrozenWorkerRejoins(t *testing.T) {
+	built(t)
+	for _, hosts := range []string{"1", "2"} {
+		t.Run("hosts="+hosts, func(t *testing.T) {
+			t.Parallel()
+			flags := []string{"--workers", "4", "--detect", "5m"}
+			if hosts != "1" {
+				flags = append(flags, "--emulate-hosts", hosts)
+			}
+			r := begin(t, flags...)
+			pid := r.pid(2)
+			release := hold(t, pid)
+			r.until("lost", 1)
+			release()
+			r.until("joined", 1)
+			if now := r.pid(2); now != pid {
+				t.Errorf("process %d has joined, and %d was frozen", now, pid)
+			}
+			sum := r.end()
+			if sum.WorkersLost != 1 || sum.WorkersJoined != 1 || sum.Rollbacks != 0 || len(sum.Recoveries) == 0 || sum.Recoveries[0].Cause != "worker 2 is frozen: none of its threads runs" {
+				t.Errorf("summary: %+v", sum)
+			}
+			r.goesOn()
+		})
+	}
+}
+
 func frozenIsSuspected(t *testing.T, detect string) bool {
-	r := begin(t, "--workers", "4", "--detect", detect)
+	wrapper := filepath.Join(t.TempDir(), "wrapper")
+	if err := os.WriteFile(wrapper, []byte("#!/bin/sh\n'"+mlp+"' \"$@\"\nexit $?\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := beginProgram(t, "", wrapper, "--workers", "4", "--detect", detect)
 	r.formed(4)
 	run, err := rundir.ReadWorkers(r.dir)
 	if err != nil {

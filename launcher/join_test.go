@@ -37,8 +37,14 @@ func begin(t *testing.T, flags ...string) *underWay {
 // beginIn is begin with a folder for temporary files, "" for the usual one.
 func beginIn(t *testing.T, temp string, flags ...string) *underWay {
 	t.Helper()
+	return beginProgram(t, temp, mlp, flags...)
+}
+
+// beginProgram is beginIn with a program that runs the usual one.
+func beginProgram(t *testing.T, temp, program string, flags ...string) *underWay {
+	t.Helper()
 	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...)
-	r := &underWay{t: t, cmd: launch(t, append(append(args, mlp), joinArgs[1:]...)...)}
+	r := &underWay{t: t, cmd: launch(t, append(append(args, program), joinArgs[1:]...)...)}
 	r.cmd.Env = append(os.Environ(), "LAUNCHER_TEST="+r.cmd.Dir)
 	if temp != "" {
 		r.cmd.Env = append(r.cmd.Env, "TMPDIR="+temp)

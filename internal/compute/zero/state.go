@@ -144,14 +144,22 @@ func (s *Shard) Update(p *kernel.Pool, params, grad []float32, u Update, digests
 			for i, m := range s.Moments {
 				moments[i] = m[b.Lo:b.Hi]
 			}
-			good := true
+			bad := -1
 			for j, d := range digests {
-				good = good && d[i].Fits(array(params[b.Lo:b.Hi], moments, j))
+				if bad < 0 && !d[i].Fits(array(params[b.Lo:b.Hi], moments, j)) {
+					bad = j
+				}
 			}
 			apply(params[b.Lo:b.Hi], moments, grad[b.Lo:b.Hi], b.Tuning)
 			for j, d := range digests {
-				if d[i] = altered; good {
+				switch is, _ := d[i].Altered(); {
+				case bad < 0:
 					d[i] = DigestOf(array(params[b.Lo:b.Hi], moments, j))
+				case is: // by an update before
+				case bad == j:
+					d[i] = altered | originBit
+				default:
+					d[i] = altered
 				}
 			}
 		}

@@ -268,6 +268,9 @@ func TestUpdateOfAlteredBlock(t *testing.T) {
 					if fits := digests[i][k].Fits(x[b.Lo:b.Hi]); fits != (k != bad) {
 						t.Errorf("step %d, array %d altered: block %d of array %d fits: %v", step, j, k, i, fits)
 					}
+					if is, origin := digests[i][k].Altered(); is != (k == bad) || origin != (k == bad && i == j) {
+						t.Errorf("step %d, array %d altered: block %d of array %d is marked %v, %v", step, j, k, i, is, origin)
+					}
 				}
 			}
 		}

@@ -410,7 +410,8 @@ func (e *Engine) handOver(d core.HandOver) {
 	})
 }
 
-// say checks all blocks and computes what this worker says in the commit.
+// say checks blocks and computes what this worker says in the commit. Where it may be one of a checkpoint, moments are checked, too: they are written as they
+// are after the update.
 func (e *Engine) say(d core.Say) {
 	r := core.Record{LR: e.c.LR(d.Step), Stop: e.c.Stop(), Suspect: e.suspect, Spoiled: -1, Spot: slices.Concat(e.spot[:]...)}
 	if e.c.Saving != nil {
@@ -423,10 +424,11 @@ func (e *Engine) say(d core.Say) {
 		}
 		r.Losses = append(r.Losses, core.LossSum{Node: n, Loss: loss})
 	}
+	saves := r.Saving&(core.SavingWanted|core.SavingLast) != 0 || r.Stop != ""
 	spans, shards := e.spans(), e.inOrder()
 	scale := zero.NormScale(int64(e.c.GlobalBatch) * int64(e.c.Target.Len()))
 	e.start(0, taskEnded{name: trace.Check, of: spanOf(-1, 0)}, func(end *taskEnded) error {
-		checked := e.check(spans, d.Tainted)
+		checked := e.check(spans, d.Tainted, saves)
 		for _, sh := range slices.Backward(shards) {
 			if !sh.owner {
 				continue
@@ -461,7 +463,7 @@ func (e *Engine) operate(d core.Operate) {
 		}
 		switch {
 		case err == nil:
-			end.event = core.Answered{Said: append(e.check(spans, false), words...)}
+			end.event = core.Answered{Said: append(e.check(spans, false, true), words...)}
 		case passing(err):
 			end.event, err = core.Answered{Broken: true}, nil
 		}
@@ -589,7 +591,7 @@ func (e *Engine) update(d core.Update) {
 			e.mail.put(copied{e.copyBases(d.Copies, sources, d.Update.Step)})
 		}
 		if capture != nil {
-			capture()
+			return capture()
 		}
 		return nil
 	})

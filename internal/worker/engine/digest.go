@@ -147,6 +147,37 @@ func (s *span) target(j int) core.Target {
 	return core.Own
 }
 
+// culprit returns the array that was altered where array j of a block does not fit: another one where an update has read that.
+func (s *span) culprit(j, block int) int {
+	if i := slices.IndexFunc(s.sums, func(d []zero.Digest) bool { _, origin := d[block].Altered(); return origin }); i >= 0 {
+		return i
+	}
+	return j
+}
+
+// corrupt is the error of a block of a shard that is here and not as it was written, and that no other worker is asked for.
+func (e *Engine) corrupt(sh *shard, block id.Range, array int) error {
+	first, _ := e.guard.blocksOf(block)
+	s := span{state: true, owner: sh.owner, sums: e.guard.of(block)}
+	return &core.CorruptError{Step: e.updating, Layer: e.c.Layers[sh.Layer].Name, Block: first, Target: s.target(s.culprit(array, 0))}
+}
+
+// spoiled returns an error for a block of a shard that an update has made out of one that was altered, nil if there is none.
+func (e *Engine) spoiled(sh *shard) error {
+	if e.guard == nil {
+		return nil
+	}
+	e.guard.mu.Lock()
+	defer e.guard.mu.Unlock()
+	first, end := e.guard.blocksOf(sh.Range)
+	for i, b := range e.guard.blocks[sh.Layer][first:end] {
+		if is, _ := e.guard.sums[sh.Layer][0][first+i].Altered(); is {
+			return e.corrupt(sh, id.Range{Layer: sh.Layer, Lo: b.Lo, Hi: b.Hi}, 0)
+		}
+	}
+	return nil
+}
+
 // spans returns all that this worker holds, by the plan's shards.
 func (e *Engine) spans() (spans []span) {
 	for i, p := range e.plan.Shards {
@@ -173,10 +204,12 @@ func (e *Engine) spans() (spans []span) {
 // checkGrain is the number of blocks whose reading is worth a thread.
 const checkGrain = 16
 
-// check reads all blocks again, in the computing goroutine, and returns what this worker says of them in an exchange: whether it
-// has computed with a tensor that is wrong, blocks that were altered, and for each shard of which it has anything a digest of the
-// digests of the parameters, and of all where it owns or mirrors the shard.
-func (e *Engine) check(spans []span, tainted bool) []byte {
+// check reads all blocks of parameters again, and of moments where all is set, in the computing goroutine, and returns what this worker says of
+// them in an exchange: whether it has computed with a tensor that is wrong, blocks that were altered, and for each shard of which it has anything
+// a digest of the digests of the parameters, and of all where it owns or mirrors the shard.
+//
+// Passes use parameters alone. Moments are compared as they are used: by the update, whose results are marked where they do not fit, and before they are copied.
+func (e *Engine) check(spans []span, tainted, all bool) []byte {
 	if e.guard == nil {
 		return nil
 	}
@@ -189,11 +222,14 @@ func (e *Engine) check(spans []span, tainted bool) []byte {
 		e.c.Pool.For(len(s.blocks), checkGrain, func(lo, hi int) {
 			for b := lo; b < hi; b++ {
 				for j, x := range s.arrays {
+					if j > 0 && !all {
+						break
+					}
 					if s.sums[j][b].Fits(x[s.blocks[b].Lo-s.r.Lo : s.blocks[b].Hi-s.r.Lo]) {
 						continue
 					}
 					mu.Lock()
-					found = append(found, core.Offence{Shard: s.shard, Block: s.first + b, Target: s.target(j)})
+					found = append(found, core.Offence{Shard: s.shard, Block: s.first + b, Target: s.target(s.culprit(j, b))})
 					mu.Unlock()
 					break // all of the block is sent again
 				}

@@ -113,8 +113,9 @@ func (e *Engine) take(ctx context.Context, c Collector, p Part, name comm.Key) e
 }
 
 // capture returns what makes the checkpoint of a commit, for the computing goroutine to call after the update; nil if there is to
-// be none. Nothing changes the state of a run that has been stopped, so it is not copied.
-func (e *Engine) capture(d core.Update) func() {
+// be none. Nothing changes the state of a run that has been stopped, so it is not copied. What came of an altered block is not written: the
+// error is a [core.CorruptError].
+func (e *Engine) capture(d core.Update) func() error {
 	if !d.Save || e.c.Save == nil {
 		return nil
 	}
@@ -125,7 +126,12 @@ func (e *Engine) capture(d core.Update) func() {
 			owned = append(owned, sh)
 		}
 	}
-	return func() {
+	return func() error {
+		for _, sh := range owned {
+			if err := e.spoiled(sh); err != nil {
+				return err
+			}
+		}
 		keep := func(x []float32) []float32 { return x }
 		if !d.Stopped {
 			numbers := 0
@@ -148,6 +154,7 @@ func (e *Engine) capture(d core.Update) func() {
 			part.Shards = append(part.Shards, s)
 		}
 		e.c.Save(part)
+		return nil
 	}
 }
 

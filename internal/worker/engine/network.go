@@ -144,8 +144,13 @@ func (e *Engine) send(d core.Send) {
 	case core.Parameters:
 		e.post(d, e.shards[r].params)
 	case core.RepairBlock:
-		x := e.shards[r].arrays()[d.From.Array]
-		e.post(d, x[d.From.Block.Lo-r.Lo:d.From.Block.Hi-r.Lo])
+		sh := e.shards[r]
+		x := sh.arrays()[d.From.Array][d.From.Block.Lo-r.Lo : d.From.Block.Hi-r.Lo]
+		if !e.guard.fitArray(d.From.Block, d.From.Array, x) { // moments are not checked before each exchange
+			e.fail(e.corrupt(sh, d.From.Block, d.From.Array))
+			return
+		}
+		e.post(d, x)
 	}
 }
 
