@@ -24,7 +24,7 @@ const (
 	head       = 64
 	takenAt    = headsAt + Slots*head
 	dataAt     = takenAt + MaxPeers*Slots*4
-	length     = dataAt + Slots*SlotSize
+	length     = dataAt + Large*LargeSize + (Slots-Large)*SlotSize
 
 	shows = 1 // in a claim
 )
@@ -230,7 +230,7 @@ func (b *Board) tardy(i int) *Peer {
 	return nil
 }
 
-// Memory returns the slot's own memory, of [SlotSize] bytes.
+// Memory returns the slot's own memory.
 func (s Slot) Memory() []byte { return s.b.data(s.i) }
 
 // Show shows a number of bytes to peers that see our board: the first ones of the slot's memory, or, where addr is not 0, those at an address of our process. They
@@ -291,7 +291,7 @@ func (p *Peer) Find(name Name) (v View, ok bool) {
 			continue
 		}
 		addr, size := p.field(i, 5).Load(), p.field(i, 6).Load()
-		if p.claim(i).Load() != c || size > 1<<62 || addr == 0 && size > SlotSize { // it may have become another's while we looked
+		if p.claim(i).Load() != c || size > 1<<62 || addr == 0 && size > uint64(len(p.data(i))) { // it may have become another's while we looked
 			continue
 		}
 		return View{p, i, uint32(c >> 32), addr, int(size)}, true
@@ -349,8 +349,15 @@ func (m *memory) claim(i int) *atomic.Uint64 { return m.field(i, 0) }
 func (m *memory) field(i, n int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&m.mem[headsAt+i*head+8*n]))
 }
-func (m *memory) data(i int) []byte { return m.mem[dataAt+i*SlotSize:][:SlotSize:SlotSize] }
-func (m *memory) slots() int        { return int(min(m.word(usedAt).Load(), Slots)) }
+func (m *memory) slots() int { return int(min(m.word(usedAt).Load(), Slots)) }
+
+// data is the memory of a slot.
+func (m *memory) data(i int) []byte {
+	if i < Large {
+		return m.mem[dataAt+i*LargeSize:][:LargeSize:LargeSize]
+	}
+	return m.mem[dataAt+Large*LargeSize+(i-Large)*SlotSize:][:SlotSize:SlotSize]
+}
 
 // took is what the owner took last of a slot, of the peer with this place.
 func (m *memory) took(place, slot int) *atomic.Uint32 { return m.word(takenAt + 4*(place*Slots+slot)) }

@@ -256,7 +256,7 @@ func TestHostileBoard(t *testing.T) {
 			p.ours.field(r.IntN(4), 1+k).Store(x)
 		}
 		if v, ok := p.seen.Find(name); ok {
-			if v.Size < 0 || v.Addr == 0 && len(v.Data()) > SlotSize {
+			if v.Size < 0 || v.Addr == 0 && len(v.Data()) > LargeSize {
 				t.Fatalf("found %+v", v)
 			}
 			v.Take()
@@ -456,5 +456,21 @@ func TestProcesses(t *testing.T) {
 	_ = cmd.Wait()
 	if string(v.Data()) != "to and fro" || !v.Take() {
 		t.Errorf("read %q", v.Data())
+	}
+}
+
+// The memory of the slots fills the board, one after the other.
+func TestSlotMemory(t *testing.T) {
+	m := memory{mem: make([]byte, length)}
+	at := dataAt
+	for i := range Slots {
+		data := m.data(i)
+		if want := map[bool]int{true: LargeSize, false: SlotSize}[i < Large]; len(data) != want || cap(data) != want || &data[0] != &m.mem[at] {
+			t.Fatalf("slot %d has %d bytes, or begins elsewhere than at %d", i, len(data), at)
+		}
+		at += len(data)
+	}
+	if at != length {
+		t.Errorf("the slots end at %d of %d", at, length)
 	}
 }

@@ -27,14 +27,19 @@
 //	48  size     uint64
 //
 // then, for each of [MaxPeers] others, Slots uint32: for each slot of its board, the claim (from bit 32 on) of what the owner took from it last; and then the memory of
-// the slots, [SlotSize] bytes each.
+// the slots, [LargeSize] bytes for each of the first [Large] and [SlotSize] for the others.
 package board
 
 // Slots is how many things a board shows at a time at most.
 const Slots = 256
 
-// SlotSize is how many bytes fit into a slot's own memory.
-const SlotSize = 256 << 10
+// The first Large slots, which are used first, have memory of LargeSize bytes each, and the others of SlotSize bytes: all of it is mapped by each process that opens the
+// board, which may have little room for addresses (ulimit -v).
+const (
+	Large     = 16
+	LargeSize = 1 << 20
+	SlotSize  = 256 << 10
+)
 
 // MaxPeers is how many boards of others can be open at a time.
 const MaxPeers = 1024

@@ -169,11 +169,11 @@ func (o *operation) show(round int, data []byte, size func(rank int) int) (err e
 	}
 	o.shown = append(o.shown, s)
 	var addr uint64
-	if len(data) > board.SlotSize {
+	if room := s.Memory(); len(data) > len(room) {
 		addr = uint64(uintptr(unsafe.Pointer(unsafe.SliceData(data))))
 		o.kept = append(o.kept, data)
 	} else {
-		copy(s.Memory(), data)
+		copy(room, data)
 	}
 	s.Show(o.named(round), addr, len(data), o.readers)
 	return nil
