@@ -9,7 +9,7 @@ import (
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
-// What a host finds out about the processes of its workers: how they exit, and whether they are stopped, frozen or short of processors.
+// What a host finds out about the processes of its workers: how they exit, and whether they are stopped, frozen or busy.
 
 func (r *relay) awaitExit(ctx context.Context, l *local, w spawn.Worker) {
 	if !spawn.AwaitExit(ctx, w, r.c.times(), func(since time.Time) { r.halted(l, since) }) {
@@ -104,11 +104,11 @@ func (r *relay) felt(l *local, v spawn.Verdict) {
 	case v == spawn.Frozen && l.halted.IsZero():
 		l.halted, l.frozen = l.pulse.vigil.Still(), true
 		r.tell(haltedOf(l))
-	case (v == spawn.Runs || v == spawn.Starved) && l.frozen:
+	case v == spawn.Runs && l.frozen:
 		l.halted, l.frozen = time.Time{}, false
 		r.tell(haltedOf(l))
 	}
-	if v == spawn.Starved {
-		r.tell(control.Starved{Worker: int(l.who.Worker), Incarnation: l.who.Incarnation})
+	if v == spawn.Runs {
+		r.tell(control.Runs{Worker: int(l.who.Worker), Incarnation: l.who.Incarnation})
 	}
 }

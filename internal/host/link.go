@@ -144,7 +144,7 @@ func (l *lead) link(conn *control.Conn, hello control.Host) {
 	err := speak(l.ctx, conn, q, func(ctx context.Context) { l.attend(ctx, q, hello.Records) }, func(m control.Message) error {
 		l.told.hear(q)
 		switch m.(type) {
-		case control.Beat, control.Told, relayed, closed, control.Exited, control.Halted, control.Starved, control.Leave, control.Surveyed, control.Kept, control.Asked, control.Answered, control.Watch, control.Clocks, control.ClockState:
+		case control.Beat, control.Told, relayed, closed, control.Exited, control.Halted, control.Runs, control.Leave, control.Surveyed, control.Kept, control.Asked, control.Answered, control.Watch, control.Clocks, control.ClockState:
 			l.events.put(hostSaid{host, time.Now(), m})
 			return nil
 		}

@@ -319,7 +319,7 @@ func (r *roster) said(e hostSaid) []session.Event {
 		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
 	case control.Halted:
 		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
-	case control.Starved:
+	case control.Runs:
 		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
 	default:
 		return nil
@@ -350,9 +350,9 @@ func (r *roster) said(e hostSaid) []session.Event {
 		if !w.exited {
 			return []session.Event{session.WorkerHalted{Worker: place, Stopped: m.Stopped, Frozen: m.Frozen, For: time.Duration(max(0, m.For))}}
 		}
-	case control.Starved:
+	case control.Runs:
 		if !w.exited {
-			return []session.Event{session.WorkerStarved{Worker: place}}
+			return []session.Event{session.WorkerRuns{Worker: place}}
 		}
 	case control.Exited:
 		if !w.exited {

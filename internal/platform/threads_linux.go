@@ -15,6 +15,7 @@ import (
 func Threads(pid int) (threads map[int]Thread, ok bool) {
 	dirs, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	threads = make(map[int]Thread, len(dirs))
+	counted := false
 	for _, dir := range dirs {
 		id, err := strconv.Atoi(filepath.Base(dir))
 		stat, err2 := os.ReadFile(dir + "/stat")
@@ -27,8 +28,9 @@ func Threads(pid int) (threads map[int]Thread, ok bool) {
 			return nil, false
 		}
 		threads[id] = Thread{State: parseState(stat), Ran: ran}
+		counted = counted || ran > 0
 	}
-	return threads, len(threads) > 0
+	return threads, counted // some kernels have zeros only
 }
 
 // parseState reads the third field of a line of stat; the second may hold anything.

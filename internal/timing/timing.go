@@ -36,6 +36,9 @@ const (
 	ReliefAgain, ReliefLeast, ReliefMost = 10 * time.Second, time.Second, time.Minute
 	// Halt is how long the process of a worker may be stopped by a signal before the run continues without it.
 	Halt = 30 * time.Millisecond
+	// Still is for how long no thread of a silent process runs before it counts as frozen. One that sends heartbeats wakes up at each; on a
+	// virtual machine whose host has no processor for it, up to 0.2 s late.
+	Still = 2 * Heartbeat
 	// Default is the default failure-detection timeout.
 	Default = time.Second
 	// Min is the shortest failure-detection timeout: three heartbeats, so that two in a row may be late.
@@ -133,10 +136,10 @@ type Policy struct {
 	Pause time.Duration
 	// Deviation is the least deviation that a detector takes intervals to have.
 	Deviation time.Duration
-	// Starved is how long it counts that a worker's host has found its process waiting for a processor.
-	Starved time.Duration
-	// Starving is how much longer such a worker may be silent than others.
-	Starving time.Duration
+	// Runs is how long it counts that the host of a silent worker has found its process running, or waiting for a processor.
+	Runs time.Duration
+	// Spare is how much longer such a worker may be silent than others.
+	Spare time.Duration
 	// Watch is the time between two looks for silent workers.
 	Watch time.Duration
 	// Late is how late a look may come. An observer that is later was stopped itself and forgives all silence.
@@ -191,7 +194,7 @@ func Of(detect time.Duration) Policy {
 	}
 	return Policy{
 		Detect: detect, Longest: 10 * detect, Pause: detect / 4, Deviation: detect / 50,
-		Starved: detect / 2, Starving: 2 * detect, Watch: detect / 16, Late: detect / 4,
+		Runs: detect / 2, Spare: 2 * detect, Watch: detect / 16, Late: detect / 4,
 		LinkWatch: host / 50, LinkLate: host / 4,
 
 		Fence: detect, Grace: 10 * detect, Query: detect, LinkGrace: detect / 10, LinkDown: detect * 3 / 2, Cause: Reap + detect,

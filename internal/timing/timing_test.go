@@ -45,6 +45,9 @@ var rows = []row{
 	{"MinSuspect", "a host that was heard regularly misses heartbeats, and its machine is probed", "2 HostHeartbeat", fixed(MinSuspect), nil},
 	{"Suspect", "the same, however irregularly it was heard", "1/4 Host, at least MinSuspect", func(p Policy) time.Duration { return max(p.Suspect, MinSuspect) }, nil},
 	{"Halt", "the process of a worker is stopped by a signal before the run continues without it", "fixed", fixed(Halt), nil},
+	{"Still", "no thread of a silent process runs before it counts as frozen", "2 Heartbeat", fixed(Still), []than{
+		{"Heartbeat", 1, false, "one of them is due to send a heartbeat"},
+	}},
 	{"ReliefGain", "by how much sooner a step ends at least for others to take over what a late worker has not begun", "fixed", fixed(ReliefGain), nil},
 	{"ReliefLeast", "a worker that is late again has less to do", "fixed", fixed(ReliefLeast), nil},
 	{"ReliefMost", "the same, which doubles each time, at most", "fixed", fixed(ReliefMost), []than{{"ReliefLeast", 1, false, "it doubles"}}},
@@ -57,11 +60,11 @@ var rows = []row{
 		{"Watch", 1, false, "a look that comes one period late is normal"},
 	}},
 	{"Deviation", "the least deviation of intervals", "1/50 Detect", func(p Policy) time.Duration { return p.Deviation }, nil},
-	{"Starved", "a worker's host has found its process waiting for a processor, and missed heartbeats do not count", "1/2 Detect", func(p Policy) time.Duration { return p.Starved }, []than{
+	{"Runs", "the host of a silent worker has found its process running, or waiting for a processor, and that counts", "1/2 Detect", func(p Policy) time.Duration { return p.Runs }, []than{
 		{"Heartbeat", 1, false, "the host looks twice in that time"},
 	}},
-	{"Starving", "such a worker is silent beyond what counts for others", "2 Detect", func(p Policy) time.Duration { return p.Starving }, []than{
-		{"Starved", 2, true, "that its process waits is found in time"},
+	{"Spare", "such a worker is silent beyond what counts for others", "2 Detect", func(p Policy) time.Duration { return p.Spare }, []than{
+		{"Runs", 2, true, "that its process does not run any more is found in time"},
 	}},
 	{"Watch", "between two looks for silent workers", "1/16 Detect", func(p Policy) time.Duration { return p.Watch }, nil},
 	{"Late", "a look so late forgives all silence, because the observer was stopped", "1/4 Detect", func(p Policy) time.Duration { return p.Late }, []than{
@@ -245,9 +248,9 @@ trainer) missed heartbeats are no failure. A worker whose process a signal
 has stopped, as the system tells, is out of the plan after Halt, and joins again when it is continued.
 
 A worker's host looks at the threads of its process, where the system shows them, when a heartbeat is late by half of Heartbeat, and then
-every half of Heartbeat. Where none of them runs for Heartbeat, the process is frozen (a debugger, the freezer of a control group), and the worker is out of the plan as if a signal had stopped it. Where
-one is runnable and has had a processor for less than half of the time between two looks, the process is starved: it may be silent for Starving longer than what follows says, and the time for answers to a query and for broken links does not
-run meanwhile.
+every half of Heartbeat. Where none of them runs for Still, the process is frozen (a debugger, the freezer of a control group of version 2), and the worker is out of the plan as if a signal had stopped it. Where
+one runs, has run, or waits for a processor, nothing is wrong with it that a recovery would make good: it may be silent for Spare longer than what follows says, and
+an answer to a query may take as much longer.
 
 Suspicion is by accrual (Hayashibara et al., 2004): a silence counts against the intervals at which the worker was heard before. With
 their mean m and their deviation s over some 32 heartbeats, s at least Deviation, the suspicion of a silence t is

@@ -45,8 +45,8 @@ type (
 		Frozen  bool          // by no signal: none of its threads runs
 		For     time.Duration // since it was stopped
 	}
-	// WorkerStarved says that a silent worker is not stopped: its process waits for a processor. It comes again as long as that lasts.
-	WorkerStarved struct{ Worker int }
+	// WorkerRuns says that a silent worker is not stopped: its process runs or waits for a processor. It comes again as long as that lasts.
+	WorkerRuns struct{ Worker int }
 	// WorkerStarted answers [StartWorker]. With an error, the worker has no place.
 	WorkerStarted struct {
 		Worker plan.Worker

@@ -23,9 +23,9 @@ import (
 type signs struct {
 	heard  timing.History // not heard before its Hello
 	silent time.Time      // since when it was silent, where that is why it was killed
-	// starved is when its host said last that its process waits for a processor, and spared when it was last heard before it was noted
+	// runs is when its host said last that its process runs although it is silent, and excused when it was last heard before it was noted
 	// that it would have been evicted otherwise.
-	starved, spared time.Time
+	runs, excused time.Time
 	halt
 
 	member   bool // of the ring, at any time
@@ -99,10 +99,10 @@ func (s *Session) watch(e WatchTick) {
 		}
 		var failed bool
 		failed, w.heard = d.Suspect(w.heard, s.now, lateness, around[w.who.Host], s.late.looks.Intervals)
-		if failed && s.starves(w) {
-			if w.spared != w.heard.Heard {
-				w.spared = w.heard.Heard
-				s.note("worker %d has been silent for %v: its process waits for a processor, and it stays", w.id(), w.heard.Silence(s.now).Truncate(10*time.Millisecond))
+		if failed && s.excuses(w) {
+			if w.excused != w.heard.Heard {
+				w.excused = w.heard.Heard
+				s.note("worker %d has been silent for %v: its process runs or waits for a processor, and it stays", w.id(), w.heard.Silence(s.now).Truncate(10*time.Millisecond))
 			}
 			continue
 		}
@@ -121,17 +121,23 @@ func (s *Session) watch(e WatchTick) {
 	}
 }
 
-// starves reports whether a worker is silent because its process waits for a processor, as its host has said not long ago. Nothing is wrong with
-// it, and to continue without it would leave more to do on a machine that is short of processors. But others may wait for it while something keeps
-// the processors from it alone, so it may be silent for Starving beyond a limit that is as for all others.
-func (s *Session) starves(w *worker) bool {
+// excuses reports whether a silent worker stays because its process runs or waits for a processor, as its host has said not long ago. Nothing is wrong
+// with it, and to continue without it would leave more to do on a machine that is short of processors. But others may wait for it while something keeps
+// the processors from it alone, so it may be silent for Spare beyond a limit that is as for all others.
+func (s *Session) excuses(w *worker) bool {
 	p, d := timing.Of(s.cfg.Detect), s.detector()
-	return !w.starved.IsZero() && s.now.Sub(w.starved) <= p.Starved && w.heard.Silence(s.now) <= min(d.Most, d.Least+s.late.slack+p.Starving)
+	return !w.runs.IsZero() && s.now.Sub(w.runs) <= p.Runs && w.heard.Silence(s.now) <= min(d.Most, d.Least+s.late.slack+p.Spare)
 }
 
-// starving reports whether any worker does.
-func (s *Session) starving() bool {
-	return slices.ContainsFunc(s.workers, func(w *worker) bool { return w.watched() && s.starves(w) })
+// slack is by how much longer a timer of the controller is than on an idle machine: an answer may be missing of a worker that stays so.
+func (s *Session) slack(name controller.Timer) time.Duration {
+	waits := func(w *worker) bool {
+		return w.watched() && w.heard.Silence(s.now) > s.detector().Pause && s.excuses(w)
+	}
+	if name == controller.QueryTimer && slices.ContainsFunc(s.workers, waits) {
+		return s.late.slack + timing.Of(s.cfg.Detect).Spare
+	}
+	return s.late.slack
 }
 
 // A process that a signal has stopped (SIGSTOP, SIGTSTP ...), or of which no thread runs, sends nothing, and its host says so after a short time. The run does not wait

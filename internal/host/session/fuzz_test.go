@@ -50,7 +50,7 @@ func TestRandomRuns(t *testing.T) {
 		}
 	}
 	for _, e := range []any{
-		Received{}, ConnClosed{}, WorkerExited{}, WorkerHalted{}, WorkerStarved{}, WorkerStarted{}, Fenced{}, Gossip{}, FaultStamped{}, FaultInjected{}, StopAsked{}, AddWorkers{}, WatchAsked{},
+		Received{}, ConnClosed{}, WorkerExited{}, WorkerHalted{}, WorkerRuns{}, WorkerStarted{}, Fenced{}, Gossip{}, FaultStamped{}, FaultInjected{}, StopAsked{}, AddWorkers{}, WatchAsked{},
 		HostBack{}, Rejected{}, AlarmDue{}, WatchTick{}, Agreed{}, Balanced{}, FileFailed{}, DirRemoved{},
 		CheckpointCommitted{}, CheckpointsPruned{}, Archived{}, CheckpointVerified{}, ClocksSet{}, Metered{},
 		control.Hello{}, control.Beat{}, control.Note{}, control.Ready{}, control.Step{}, control.Output{}, control.Done{}, control.Timeline{}, control.Spans{},
@@ -435,7 +435,7 @@ func (w *world) beats(frozen bool, place int) {
 			w.do(WorkerHalted{Worker: i, Stopped: halted, Frozen: a.who.ID%4 == 0, For: time.Duration(w.now.UnixMilli()%2) * timing.Halt})
 		}
 		if a.alive && frozen && i == place && a.who.ID%4 == 1 {
-			w.do(WorkerStarved{i})
+			w.do(WorkerRuns{i})
 		}
 		if a.alive && len(a.said) == 0 && (!frozen || i != place) {
 			w.do(Received{i, control.Beat{}})

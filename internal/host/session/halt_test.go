@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -99,18 +100,18 @@ func TestHaltedInWords(t *testing.T) {
 	}
 }
 
-// A silent worker stays as long as its host says that its process waits for a processor, but not without end.
-func TestStarved(t *testing.T) {
+// A silent worker stays as long as its host says that its process runs or waits for a processor, but not without end.
+func TestSilentAndRunning(t *testing.T) {
 	const detect = time.Second
 	policy := timing.Of(detect)
 	for _, c := range []struct {
 		name           string
-		until          time.Duration // it is starved
+		until          time.Duration // its process runs
 		atLeast, below time.Duration // when it is evicted
 	}{
 		{"never", 0, detect, detect + 2*timing.Heartbeat},
-		{"not any more", 2 * time.Second, 2*time.Second + policy.Starved, 2*time.Second + policy.Starved + 2*timing.Heartbeat},
-		{"always", 20 * time.Second, detect + policy.Starving, detect + policy.Starving + 2*timing.Heartbeat},
+		{"not any more", 2 * time.Second, 2*time.Second + policy.Runs, 2*time.Second + policy.Runs + 2*timing.Heartbeat},
+		{"always", 20 * time.Second, detect + policy.Spare, detect + policy.Spare + 2*timing.Heartbeat},
 	} {
 		r := trainingOf(t, Config{Settings: Settings{Detect: detect}, CanStart: true}, 3)
 		began, w := r.now, r.s.workers[1]
@@ -124,12 +125,51 @@ func TestStarved(t *testing.T) {
 				r.s.Step(r.now, Received{place, control.Beat{}})
 			}
 			if r.now.Sub(began) <= c.until {
-				r.s.Step(r.now, WorkerStarved{1})
+				r.s.Step(r.now, WorkerRuns{1})
 			}
 			r.s.Step(r.now, WatchTick{Due: r.now})
 		}
 		if after := r.now.Sub(began); after < c.atLeast || after >= c.below {
 			t.Errorf("%s: evicted after %v, want %v", c.name, after, c.atLeast)
+		}
+	}
+}
+
+// A silent worker whose process runs has more time to answer a query, but not without end, and another one does not have it.
+func TestSilentAndAsked(t *testing.T) {
+	const detect = time.Second
+	evicted := func(silent int) time.Duration {
+		r := trainingOf(t, Config{Settings: Settings{Detect: detect}}, 4)
+		r.feed(died(0)...)
+		for _, place := range []int{1, 3} {
+			r.feed(Received{place, control.Answer{Ballot: id.Ballot{Term: 1, Attempt: 1}, Report: control.Report{Plan: r.s.plan.Version}}})
+		}
+		began, tick := r.now, 50*time.Millisecond
+		for r.now.Sub(began) < time.Minute && r.s.workers[2].fault == nil {
+			r.now = r.now.Add(tick)
+			for place := 1; place < 4; place++ {
+				every := 2 * tick
+				if place == silent {
+					every = 6 * tick
+				}
+				if r.now.Sub(began)%every == 0 {
+					r.s.Step(r.now, Received{place, control.Beat{}})
+				}
+			}
+			if silent > 0 {
+				r.s.Step(r.now, WorkerRuns{silent})
+			}
+			r.s.Step(r.now, WatchTick{Due: r.now})
+			if at := r.s.Alarm(); !at.IsZero() && !at.After(r.now) {
+				r.s.Step(r.now, AlarmDue{})
+			}
+		}
+		return r.now.Sub(began)
+	}
+	usual := evicted(0)
+	for _, silent := range []int{2, 3} {
+		if got, most := evicted(silent), usual+timing.Of(detect).Spare+time.Second; got < usual || got > most {
+			t.Errorf("where worker %d is silent, worker 2 is evicted after %v, want %v to %v", silent, got, usual, most)
 		}
 	}
 }

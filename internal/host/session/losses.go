@@ -424,9 +424,9 @@ func (s *Session) alarm() {
 		switch t, ok := s.timers[name]; {
 		case !ok || s.now.Before(t.at):
 		case name < controller.WishTimer && timing.Of(s.cfg.Detect).Worker(true).Stopped(s.now.Sub(t.at)),
-			(name == controller.QueryTimer || name == controller.LinkTimer) && (s.late.stopped || s.starving()):
+			(name == controller.QueryTimer || name == controller.LinkTimer) && s.late.stopped:
 			s.timers.set(name, s.now, t.after)
-		case s.timers.extend(name, s.late.slack):
+		case s.timers.extend(name, s.slack(name)):
 		default:
 			delete(s.timers, name)
 			s.tell(controller.Late{Timer: name})

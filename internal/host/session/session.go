@@ -313,8 +313,8 @@ func (s *Session) take(e Event) {
 		s.exited(s.workers[e.Worker], e.Status)
 	case WorkerHalted:
 		s.halted(s.workers[e.Worker], e)
-	case WorkerStarved:
-		s.workers[e.Worker].starved = s.now
+	case WorkerRuns:
+		s.workers[e.Worker].runs = s.now
 	case WorkerStarted:
 		s.started(e)
 	case Fenced:

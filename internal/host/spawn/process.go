@@ -225,12 +225,13 @@ func (p *process) Stopped() bool {
 
 // Threads implements [Worker].
 func (p *process) Threads(pid int) (map[int]platform.Thread, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.dead || pid != p.cmd.Process.Pid { // a program that started the worker, or another PID namespace
+	if pid != p.cmd.Process.Pid { // of a program that started the worker, or in another PID namespace
 		return nil, false
 	}
-	return platform.Threads(pid)
+	threads, ok := platform.Threads(pid) // may take long on a busy machine, so without the lock
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return threads, ok && !p.dead // else it may have been another process by then
 }
 
 func (p *process) Status() session.Status { return p.status }

@@ -12,15 +12,13 @@ type Verdict int
 
 const (
 	Unknown Verdict = iota
-	Runs            // threads of it run, or have run
-	Starved         // a thread of it is runnable and hardly gets a processor
-	Frozen          // nothing stopped it by a signal, and none of its threads has run for a heartbeat although one is due
+	Runs            // a thread of it runs, has run, or waits for a processor
+	Frozen          // nothing stopped it by a signal, and none of its threads has run for [timing.Still] although a heartbeat is due
 )
 
 // Vigil judges a process that is silent from looks at its threads. The zero value has not looked yet.
 type Vigil struct {
 	threads map[int]platform.Thread // as of the last look
-	at      time.Time               // of that look
 	still   time.Time               // since when none of them runs
 }
 
@@ -29,17 +27,13 @@ type Vigil struct {
 // A process of which no thread runs is not yet frozen: all of them may wait. But the one that sends heartbeats wakes at each, so in a
 // process that is silent for longer something runs, or is runnable.
 func (v *Vigil) Look(now time.Time, threads map[int]platform.Thread, late bool) Verdict {
-	before, elapsed := v.threads, now.Sub(v.at)
-	v.threads, v.at = threads, now
-	starved, runs, unclear := false, len(before) != len(threads), before == nil || late
+	before := v.threads
+	v.threads = threads
+	runs, unclear := len(before) != len(threads), before == nil || late
 	for id, t := range threads {
 		was, known := before[id]
-		ran := t.Ran - was.Ran
-		runs = runs || !known || ran != 0
+		runs = runs || !known || t.Ran != was.Ran || t.State == platform.ThreadRunnable
 		switch t.State {
-		case platform.ThreadRunnable:
-			runs = true
-			starved = starved || known && ran < elapsed/2
 		case platform.ThreadBlocked, platform.ThreadStopped:
 			unclear = true
 		}
@@ -50,11 +44,9 @@ func (v *Vigil) Look(now time.Time, threads map[int]platform.Thread, late bool) 
 	switch {
 	case before == nil:
 		return Unknown
-	case starved:
-		return Starved
 	case runs:
 		return Runs
-	case now.Sub(v.still) >= timing.Heartbeat:
+	case now.Sub(v.still) >= timing.Still:
 		return Frozen
 	}
 	return Unknown

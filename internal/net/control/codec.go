@@ -86,7 +86,7 @@ func init() {
 	for _, m := range []Message{
 		Hello{}, Welcome{}, Beat{}, Note{}, Ready{}, Start{}, Step{}, Spans{}, Output{}, Clock{}, OpenClocks{}, Clocks{}, SetClock{}, ClockState{}, Stop{}, Done{}, Failed{}, Release{}, Hold{},
 		Query{}, Answer{}, Order{}, Applied{}, Repaired{}, Fill{}, Level{}, LinkLost{}, Deliver{}, Delivered{}, Save{}, Saved{}, Unread{}, BadSample{}, Leave{}, Fault{},
-		Host{}, Enter{}, Entered{}, Lead{}, Told{}, Reach{}, Reached{}, Copy{}, Shown{}, Survey{}, Surveyed{}, Keep{}, Kept{}, Drop{}, Fetch{}, Part{}, Upload{}, Uploaded{}, Sources{}, Lacks{}, Got{}, List{}, Listed{}, ReadLog{}, Logged{}, Relayed{}, Closed{}, Exited{}, Halted{}, Starved{}, Begin{}, Kill{}, Fence{}, Add{}, Added{}, Inject{}, Refused{}, Asked{}, Answered{}, Alive{}, Watch{}, Timeline{},
+		Host{}, Enter{}, Entered{}, Lead{}, Told{}, Reach{}, Reached{}, Copy{}, Shown{}, Survey{}, Surveyed{}, Keep{}, Kept{}, Drop{}, Fetch{}, Part{}, Upload{}, Uploaded{}, Sources{}, Lacks{}, Got{}, List{}, Listed{}, ReadLog{}, Logged{}, Relayed{}, Closed{}, Exited{}, Halted{}, Runs{}, Begin{}, Kill{}, Fence{}, Add{}, Added{}, Inject{}, Refused{}, Asked{}, Answered{}, Alive{}, Watch{}, Timeline{},
 	} {
 		kinds[m.kind()] = reflect.TypeOf(m)
 	}

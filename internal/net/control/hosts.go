@@ -203,9 +203,9 @@ type Halted struct {
 	For                 int64 // nanoseconds since it was stopped
 }
 
-// Starved says that a worker which is silent is not stopped: a thread of its process waits for a processor. It comes again as long as
+// Runs says that a worker which is silent is not stopped: a thread of its process runs or waits for a processor. It comes again as long as
 // that lasts.
-type Starved struct {
+type Runs struct {
 	Worker, Incarnation int
 }
 
@@ -250,7 +250,7 @@ func (Relayed) kind() string  { return "relayed" }
 func (Closed) kind() string   { return "closed" }
 func (Exited) kind() string   { return "exited" }
 func (Halted) kind() string   { return "halted" }
-func (Starved) kind() string  { return "starved" }
+func (Runs) kind() string     { return "runs" }
 func (Begin) kind() string    { return "begin" }
 func (Kill) kind() string     { return "kill" }
 func (Fence) kind() string    { return "fence" }

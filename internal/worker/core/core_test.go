@@ -130,6 +130,30 @@ func TestJudgeHostile(t *testing.T) {
 	}
 }
 
+// A worker that has more altered blocks than it names says nothing of their shards, which is no difference.
+func TestJudgeMore(t *testing.T) {
+	w := lone(t)
+	prof := plan.Profile{Layers: []plan.Layer{{Tensors: []int{1}}, {Tensors: []int{1}}}}
+	p, _, err := planner.Next(plan.Plan{}, plan.View{Workers: []plan.Worker{{ID: 0}, {ID: 1}}}, prof, planner.Event{Micros: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range p.Shards {
+		p.Shards[i].Mirrors = []id.WorkerID{1 - p.Shards[i].Owner}
+	}
+	w.plan = &p
+	said := func(second Attested) [][]byte {
+		named := []Offence{{Shard: 0, Block: 0, Target: Mirror}}
+		return [][]byte{AppendCheck(false, nil, []Attested{{1, 2, true}, {3, 4, true}}), AppendCheck(false, named, []Attested{{Held: true}, second})}
+	}
+	if _, repairs, again, err := w.judge(said(Attested{Held: true})); err != nil || len(repairs) != 1 || !again {
+		t.Errorf("%d repairs, again %v, %v", len(repairs), again, err)
+	}
+	if _, _, _, err := w.judge(said(Attested{3, 5, true})); err == nil {
+		t.Error("holders that differ are taken for equal")
+	}
+}
+
 // Parameters that are not expected any more are not there, until those that are missing are expected again.
 func TestStoppedIsNotThere(t *testing.T) {
 	w := lone(t)

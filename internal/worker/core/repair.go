@@ -14,8 +14,8 @@ import (
 )
 
 // Every holder of a block of parameters or moments keeps a digest of it, taken as the block was written, and reads the parameters again
-// before every exchange. Moments are compared by the update, which reads them anyway and marks what comes of one that was altered, and
-// before they are copied or written. So a worker whose memory was altered finds it out itself, and says so in the exchange: there is no vote.
+// before every exchange. Moments of a mirror, and of a worker without peers, are compared by the update, which reads them anyway and marks what comes of one that was
+// altered, and before they are copied or written. So a worker whose memory was altered finds it out itself, and says so in the exchange: there is no vote.
 // The point of the exchange is then not passed. Instead, all are at the same point as before with its Repair counted up, give up
 // what they have of the step, and do it again with the blocks that the good holders send.
 //
@@ -73,7 +73,7 @@ type Offence struct {
 }
 
 // Attested is what a worker says of a part of the state that it has: digests of the digests of the parameters, and of all where it
-// owns or mirrors the shard.
+// owns or mirrors the shard. Both are 0 for a shard with altered blocks, not all of which it may have named.
 type Attested struct {
 	Params, State uint32
 	Held          bool
@@ -237,7 +237,7 @@ func (w *Worker) judge(said [][]byte) (words [][]byte, repairs []*repair, again 
 				has.state = le.Uint32(b)
 				b = b[4:]
 			}
-			if !offended[s] {
+			if !offended[s] && (has.params != 0 || has.state != 0) {
 				sums[s] = append(sums[s], has)
 			}
 		}

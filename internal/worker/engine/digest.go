@@ -132,6 +132,7 @@ type span struct {
 	sums   [][]zero.Digest
 	state  bool
 	owner  bool
+	sends  bool // others are sent what its update makes of it
 }
 
 // target returns what array j of the span is.
@@ -153,6 +154,11 @@ func (s *span) culprit(j, block int) int {
 		return i
 	}
 	return j
+}
+
+// marked reports whether an update has made a block out of one that was altered.
+func (s *span) marked() bool {
+	return slices.ContainsFunc(s.sums[0], func(d zero.Digest) bool { is, _ := d.Altered(); return is })
 }
 
 // corrupt is the error of a block of a shard that is here and not as it was written, and that no other worker is asked for.
@@ -186,7 +192,7 @@ func (e *Engine) spans() (spans []span) {
 		switch sh := e.shards[r]; {
 		case sh != nil && sh.state != nil:
 			s.arrays = sh.arrays()
-			s.state, s.owner = true, sh.owner
+			s.state, s.owner, s.sends = true, sh.owner, sh.owner && len(e.plan.Workers) > 1
 		case e.serves(p.Layer):
 			s.arrays = [][]float32{e.c.Layers[p.Layer].Params[p.Lo:p.Hi]}
 		default:
@@ -204,11 +210,12 @@ func (e *Engine) spans() (spans []span) {
 // checkGrain is the number of blocks whose reading is worth a thread.
 const checkGrain = 16
 
-// check reads all blocks of parameters again, and of moments where all is set, in the computing goroutine, and returns what this worker says of
-// them in an exchange: whether it has computed with a tensor that is wrong, blocks that were altered, and for each shard of which it has anything
-// a digest of the digests of the parameters, and of all where it owns or mirrors the shard.
+// check reads blocks again, in the computing goroutine, and returns what this worker says of them in an exchange: whether it has computed with a tensor that
+// is wrong, blocks that were altered, and for each shard of which it has anything a digest of the digests of the parameters, and of all where it
+// owns or mirrors the shard.
 //
-// Passes use parameters alone. Moments are compared as they are used: by the update, whose results are marked where they do not fit, and before they are copied.
+// Moments are read where all is set, and those of an owner with peers, which are sent what its update makes of them. Others are compared as they are used: by the
+// update, which marks what it makes of one that was altered, and before they are copied.
 func (e *Engine) check(spans []span, tainted, all bool) []byte {
 	if e.guard == nil {
 		return nil
@@ -222,7 +229,7 @@ func (e *Engine) check(spans []span, tainted, all bool) []byte {
 		e.c.Pool.For(len(s.blocks), checkGrain, func(lo, hi int) {
 			for b := lo; b < hi; b++ {
 				for j, x := range s.arrays {
-					if j > 0 && !all {
+					if j > 0 && !all && !s.sends {
 						break
 					}
 					if s.sums[j][b].Fits(x[s.blocks[b].Lo-s.r.Lo : s.blocks[b].Hi-s.r.Lo]) {
@@ -238,7 +245,10 @@ func (e *Engine) check(spans []span, tainted, all bool) []byte {
 	}
 	shards := make([]core.Attested, len(spans))
 	for i, s := range spans {
-		shards[i] = core.Attested{Params: digestOf(s.sums[:1]), Held: s.state}
+		if shards[i].Held = s.state; s.marked() {
+			continue // it says nothing of the shard, of which it may have named other blocks than this
+		}
+		shards[i].Params = digestOf(s.sums[:1])
 		if s.state {
 			shards[i].State = digestOf(s.sums)
 		}
