@@ -115,8 +115,9 @@ directory gets job.json, plans.jsonl, metrics.jsonl, events.jsonl, the trained m
 model.safetensors and config.json, and summary.json.
 
 --detect is the failure-detection timeout, from which all other timeouts follow: a worker
-that sends no heartbeats is evicted within it, unless all are silent: then they were stopped
-together, and have two minutes to continue. A killed process is noticed at once.
+that sends no heartbeats is evicted within it, or three times as long while its process runs
+or waits for a processor, unless all are silent: then they were stopped together, and have two
+minutes to continue. A killed process is noticed at once, a stopped or frozen one soon.
 
 --call-timeout bounds how long a call of the program's code may take, such as a Sample that
 reads from a server that does not answer: at least five times as long as such calls took

@@ -46,8 +46,8 @@ type pulse struct {
 	vigil spawn.Vigil // of feel alone
 }
 
-// feel looks at the processes of workers that are silent, and tells the leader what their threads say: that one is frozen, that it runs again, or that it
-// waits for a processor.
+// feel looks at the processes of workers that are silent, and tells the leader what their threads say: that one is frozen, or that it
+// runs or waits for a processor.
 func (r *relay) feel(ctx context.Context) {
 	tick := time.NewTicker(timing.Heartbeat / 2)
 	defer tick.Stop()

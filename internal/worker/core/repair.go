@@ -13,9 +13,9 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
-// Every holder of a block of parameters or moments keeps a digest of it, taken as the block was written, and reads the parameters again
-// before every exchange. Moments of a mirror, and of a worker without peers, are compared by the update, which reads them anyway and marks what comes of one that was
-// altered, and before they are copied or written. So a worker whose memory was altered finds it out itself, and says so in the exchange: there is no vote.
+// Every holder of a block of parameters or moments keeps a digest of it, taken as the block was written, and reads the block again
+// before every exchange. Only moments of a mirror, and of a worker without peers, are compared by the update instead, which reads them anyway and marks what comes of one
+// that was altered, and before they are copied or written. So a worker whose memory was altered finds it out itself, and says so in the exchange: there is no vote.
 // The point of the exchange is then not passed. Instead, all are at the same point as before with its Repair counted up, give up
 // what they have of the step, and do it again with the blocks that the good holders send.
 //
