@@ -235,11 +235,16 @@ func (l *link) offer(s *Sending) {
 func (l *link) taken(s *Sending, took time.Duration) {
 	s.offered = false
 	st := &l.p.stats
-	st.MessagesSent++
-	st.BytesSent += int64(len(s.data))
+	st.passed(s)
 	st.WireSent += int64(len(s.data))
 	st.Busy += took
 	l.p.endSending(s, nil)
+}
+
+// passed counts a message that the peer reads from our memory.
+func (st *PeerStats) passed(s *Sending) {
+	st.MessagesSent++
+	st.BytesSent += int64(len(s.data))
 }
 
 // takenBack changes the fence: the data of an offer are about to be the caller's again.

@@ -136,6 +136,9 @@ func (p *peer) retract(s *Sending, err error) {
 			delete(l.out, s.id)
 			l.offers--
 		}
+		if s.offered {
+			p.stats.passed(s) // as far as we know: its word that it has read it may be under way
+		}
 		l.control(Frame{Type: FrameCancel, ID: s.id})
 	}
 	p.endSending(s, err)
