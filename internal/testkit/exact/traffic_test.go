@@ -192,7 +192,7 @@ func TestWorkersDoWhatThePlanSays(t *testing.T) {
 		{1, 1, nil}, {3, 1, nil}, {4, 2, nil}, {3, 2, []string{"--zero", "1"}}, {5, 3, nil}, {3, 2, []string{"--reduction", "fast"}},
 	} {
 		t.Run(fmt.Sprintf("%d workers, %d stages, %v", c.workers, c.stages, c.more), func(t *testing.T) {
-			flags := append([]string{"--workers", fmt.Sprint(c.workers), "--stages", fmt.Sprint(c.stages), "--verify", "0"}, c.more...)
+			flags := append([]string{"--workers", fmt.Sprint(c.workers), "--stages", fmt.Sprint(c.stages), "--verify", "0", "--reshape", "off"}, c.more...)
 			dir := filepath.Join(t.TempDir(), "run")
 			sum, _ := launchIn(t, dir, launcher, append(flags, program...)...)
 			s := spread{activity: width * context, dims: 3, moments: 2, evals: 2}
