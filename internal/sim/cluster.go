@@ -347,9 +347,9 @@ func (c *Cluster) Late(of id.WorkerID, d time.Duration) {
 		}
 		step, _, _ := w.core.Backlog()
 		for _, x := range c.order {
-			if p := (control.Pace{Step: step, Each: 1e6}); x.alive && x.core != nil && step > 0 {
+			if p := (control.Pace{Step: step, Each: 1e6, Idle: 1e9}); x.alive && x.core != nil && step > 0 {
 				if x == w {
-					p.Left, p.Ready, p.Each = maxMicros, maxMicros, 1e9
+					p.Left, p.Ready, p.Each, p.Idle = maxMicros, maxMicros, 1e9, 0
 				}
 				x.say(control.Beat{Pace: &p})
 			}

@@ -104,7 +104,7 @@ type pace struct {
 // paced takes in how far a worker is in its step. Where others wait for one, they take over what it has not begun, once in a step, but not in the
 // first, which has a spot check.
 func (s *Session) paced(w *worker, p *control.Pace) {
-	if w.pace.at = (time.Time{}); p == nil || s.phase != training || w.state != working || w.joins || min(p.Step, p.Left, p.Ready, p.Running, int(p.Each), int(p.Stuck)) < 0 {
+	if w.pace.at = (time.Time{}); p == nil || s.phase != training || w.state != working || w.joins || min(p.Step, p.Left, p.Ready, p.Running, int(p.Each), int(p.Stuck), int(p.Idle)) < 0 {
 		return
 	}
 	w.pace.Pace, w.pace.at = *p, s.now
@@ -119,7 +119,7 @@ func (s *Session) paced(w *worker, p *control.Pace) {
 			of[x.who.ID] = x
 			all = append(all, straggler.Pace{
 				Worker: x.who.ID, Stages: s.plan.StagesOf(x.who.ID), Step: x.pace.Step, Left: x.pace.Left, Ready: x.pace.Ready,
-				Each: time.Duration(x.pace.Each), Stuck: time.Duration(x.pace.Stuck), Age: s.now.Sub(x.pace.at),
+				Each: time.Duration(x.pace.Each), Stuck: time.Duration(x.pace.Stuck), Idle: time.Duration(x.pace.Idle), Age: s.now.Sub(x.pace.at),
 			})
 		}
 	}

@@ -62,6 +62,7 @@ type Pace struct {
 	Running int   // passes
 	Each    int64 // nanoseconds from the end of one to that of the next; 0: not known
 	Stuck   int64 // nanoseconds for which a pass has run beyond what it should have taken
+	Idle    int64 // nanoseconds for which it has had nothing left to do
 }
 
 // Call is a call of user code.

@@ -15,6 +15,7 @@ type Pace struct {
 	Left, Ready int           // pairs that are not finished; those of them that could begin
 	Each        time.Duration // from the end of one pair to that of the next; 0: not known
 	Stuck       time.Duration // for how long a pass has run beyond what it should have taken
+	Idle        time.Duration // for how long it had had nothing left to do
 	Age         time.Duration // since it was so
 }
 
@@ -26,13 +27,17 @@ type Late struct {
 }
 
 // muchSlower is how many times as long as others a worker takes for a pair at least where others are to take over what it has. Workers that share
-// processors end a step up to twice as soon as each other: when the first have ended it, the others become faster by themselves.
+// processors end a step up to twice as soon as each other.
 const muchSlower = 2.5
 
 // Whole returns how long the worker is expected to take for all that it could begin. A pass that has run for too long is expected to run for as long again.
 func (x *Pace) Whole() time.Duration {
 	return time.Duration(max(x.Ready, 1))*x.Each + x.Stuck
 }
+
+// stays is for what part of the time that a pair takes others have had nothing left to do before a worker counts as late. Those that share processors
+// become faster by themselves when the first have ended the step.
+const stays = 0.5
 
 // Behind returns the worker by whose relief most is gained, false where none gains anything. Workers are compared
 // as they are: on a busy machine, or with a slow disk, a worker may be late for no fault of its own.
@@ -44,7 +49,7 @@ func Behind(all []Pace) (most Late, ok bool) {
 		helpers, each := 0, time.Duration(0)
 		for _, y := range all {
 			shares := slices.ContainsFunc(y.Stages, func(s int) bool { return slices.Contains(x.Stages, s) })
-			if y.Worker != x.Worker && shares && y.Step == x.Step && y.Left == 0 && y.Each > 0 {
+			if y.Worker != x.Worker && shares && y.Step == x.Step && y.Left == 0 && y.Each > 0 && float64(y.Idle+y.Age-x.Age) >= stays*float64(y.Each) {
 				helpers, each = helpers+1, max(each, y.Each)
 			}
 		}

@@ -10,7 +10,7 @@ import (
 func TestBehind(t *testing.T) {
 	const ms = time.Millisecond
 	done := func(w int) Pace {
-		return Pace{Worker: id.WorkerID(w), Stages: []int{0}, Step: 7, Each: 10 * ms}
+		return Pace{Worker: id.WorkerID(w), Stages: []int{0}, Step: 7, Each: 10 * ms, Idle: 100 * ms}
 	}
 	late := func(ready int, each, age time.Duration) Pace {
 		return Pace{Worker: 2, Stages: []int{0, 1}, Step: 7, Left: ready + 1, Ready: ready, Each: each, Age: age}
@@ -20,8 +20,9 @@ func TestBehind(t *testing.T) {
 		p.Stuck = stuck
 		return p
 	}
-	elsewhere, busy, next := done(1), done(1), done(1)
+	elsewhere, busy, next, soon := done(1), done(1), done(1), done(0)
 	elsewhere.Stages, busy.Left, next.Step = []int{2}, 1, 8
+	soon.Idle = 54 * ms
 	for _, test := range []struct {
 		name string
 		all  []Pace
@@ -30,6 +31,8 @@ func TestBehind(t *testing.T) {
 		{"two take two", []Pace{done(0), done(1), late(2, 100*ms, 0)}, 190 * ms},
 		{"two take three", []Pace{done(0), done(1), late(3, 100*ms, 0)}, 280 * ms},
 		{"told a while ago", []Pace{done(0), late(2, 100*ms, 50*ms)}, 130 * ms},
+		{"others have just become ready", []Pace{soon, late(2, 100*ms, 50*ms)}, 0},
+		{"others are ready for half a pair's time", []Pace{soon, late(2, 100*ms, 49*ms)}, 131 * ms},
 		{"has begun all since", []Pace{done(0), late(1, 100*ms, 100*ms)}, 0},
 		{"in a pass that is waited for in any case", []Pace{done(0), done(1), stuck(2, 10*ms, 500*ms)}, 20 * ms},
 		{"slow, and in such a pass", []Pace{done(0), stuck(2, 100*ms, 500*ms)}, 200 * ms},

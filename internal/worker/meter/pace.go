@@ -21,6 +21,7 @@ type pace struct {
 	spent       time.Duration
 	usual       time.Duration // for a pair, in the step before
 	passes      []running     // by lane
+	ended       time.Time     // the newest pass that has
 }
 
 type running struct {
@@ -70,6 +71,7 @@ func (p *Pace) End(lane int, now time.Time) {
 	x := &p.passes[lane]
 	p.spent += now.Sub(x.since)
 	p.done += x.part()
+	p.ended = now
 	*x = running{}
 	p.show()
 }
@@ -109,6 +111,7 @@ type Progress struct {
 	Running     int           // passes
 	Each        time.Duration // from the end of one pair to that of the next; 0: not known
 	Stuck       time.Duration // for how long a pass has run beyond what it should have taken
+	Idle        time.Duration // for how long it has had nothing left to do
 }
 
 // Look returns how far the worker is.
@@ -118,6 +121,9 @@ func (p *Pace) Look(now time.Time) (x Progress) {
 		return x
 	}
 	x = Progress{Step: seen.step, Left: seen.left, Ready: seen.ready, Each: seen.each()}
+	if seen.left == 0 && !seen.ended.IsZero() {
+		x.Idle = max(0, now.Sub(seen.ended))
+	}
 	for _, r := range seen.passes {
 		if !r.since.IsZero() {
 			x.Running++

@@ -103,7 +103,7 @@ const memoryEvery = 10 * time.Second
 func (w *Worker) measure(last *measured) control.Beat {
 	b := control.Beat{Call: last.call.look(w.calls.Oldest(), time.Now(), platform.Queued), Rejected: w.self.Rejected.Counts()}
 	if x := w.pace.Look(time.Now()); x.Step > 0 {
-		b.Pace = &control.Pace{Step: x.Step, Left: x.Left, Ready: x.Ready, Running: x.Running, Each: int64(x.Each), Stuck: int64(x.Stuck)}
+		b.Pace = &control.Pace{Step: x.Step, Left: x.Left, Ready: x.Ready, Running: x.Running, Each: int64(x.Each), Stuck: int64(x.Stuck), Idle: int64(x.Idle)}
 	}
 	step := w.committed.Load()
 	if step <= last.step {
