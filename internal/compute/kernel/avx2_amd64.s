@@ -892,7 +892,7 @@ TEXT ·foldMaxAVX2(SB), NOSPLIT, $0-12
 	RET
 
 // func digestAVX2(acc *[64]uint32, x []float32)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·digestAVX2(SB), NOSPLIT, $0-32
 	MOVQ    x_len+16(FP), AX
 	MOVQ    x_base+8(FP), CX
@@ -910,49 +910,53 @@ TEXT ·digestAVX2(SB), NOSPLIT, $0-32
 	JZ      done
 
 loop:
-	VPXOR   (CX), Y1, Y1
-	VPSLLD  $0x0d, Y1, Y9
-	VPSRLD  $0x13, Y1, Y1
-	VPOR    Y9, Y1, Y1
-	VPMULLD Y0, Y1, Y1
-	VPXOR   32(CX), Y2, Y2
-	VPSLLD  $0x0d, Y2, Y9
-	VPSRLD  $0x13, Y2, Y2
-	VPOR    Y9, Y2, Y2
-	VPMULLD Y0, Y2, Y2
-	VPXOR   64(CX), Y3, Y3
-	VPSLLD  $0x0d, Y3, Y9
-	VPSRLD  $0x13, Y3, Y3
-	VPOR    Y9, Y3, Y3
-	VPMULLD Y0, Y3, Y3
-	VPXOR   96(CX), Y4, Y4
-	VPSLLD  $0x0d, Y4, Y9
-	VPSRLD  $0x13, Y4, Y4
-	VPOR    Y9, Y4, Y4
-	VPMULLD Y0, Y4, Y4
-	VPXOR   128(CX), Y5, Y5
-	VPSLLD  $0x0d, Y5, Y9
-	VPSRLD  $0x13, Y5, Y5
-	VPOR    Y9, Y5, Y5
-	VPMULLD Y0, Y5, Y5
-	VPXOR   160(CX), Y6, Y6
-	VPSLLD  $0x0d, Y6, Y9
-	VPSRLD  $0x13, Y6, Y6
-	VPOR    Y9, Y6, Y6
-	VPMULLD Y0, Y6, Y6
-	VPXOR   192(CX), Y7, Y7
-	VPSLLD  $0x0d, Y7, Y9
-	VPSRLD  $0x13, Y7, Y7
-	VPOR    Y9, Y7, Y7
-	VPMULLD Y0, Y7, Y7
-	VPXOR   224(CX), Y8, Y8
-	VPSLLD  $0x0d, Y8, Y9
-	VPSRLD  $0x13, Y8, Y8
-	VPOR    Y9, Y8, Y8
-	VPMULLD Y0, Y8, Y8
-	ADDQ    $0x00000100, CX
-	DECQ    AX
-	JNZ     loop
+	PREFETCHT1 4096(CX)
+	PREFETCHT1 4160(CX)
+	PREFETCHT1 4224(CX)
+	PREFETCHT1 4288(CX)
+	VPXOR      (CX), Y1, Y1
+	VPSLLD     $0x0d, Y1, Y9
+	VPSRLD     $0x13, Y1, Y1
+	VPOR       Y9, Y1, Y1
+	VPMULLD    Y0, Y1, Y1
+	VPXOR      32(CX), Y2, Y2
+	VPSLLD     $0x0d, Y2, Y9
+	VPSRLD     $0x13, Y2, Y2
+	VPOR       Y9, Y2, Y2
+	VPMULLD    Y0, Y2, Y2
+	VPXOR      64(CX), Y3, Y3
+	VPSLLD     $0x0d, Y3, Y9
+	VPSRLD     $0x13, Y3, Y3
+	VPOR       Y9, Y3, Y3
+	VPMULLD    Y0, Y3, Y3
+	VPXOR      96(CX), Y4, Y4
+	VPSLLD     $0x0d, Y4, Y9
+	VPSRLD     $0x13, Y4, Y4
+	VPOR       Y9, Y4, Y4
+	VPMULLD    Y0, Y4, Y4
+	VPXOR      128(CX), Y5, Y5
+	VPSLLD     $0x0d, Y5, Y9
+	VPSRLD     $0x13, Y5, Y5
+	VPOR       Y9, Y5, Y5
+	VPMULLD    Y0, Y5, Y5
+	VPXOR      160(CX), Y6, Y6
+	VPSLLD     $0x0d, Y6, Y9
+	VPSRLD     $0x13, Y6, Y6
+	VPOR       Y9, Y6, Y6
+	VPMULLD    Y0, Y6, Y6
+	VPXOR      192(CX), Y7, Y7
+	VPSLLD     $0x0d, Y7, Y9
+	VPSRLD     $0x13, Y7, Y7
+	VPOR       Y9, Y7, Y7
+	VPMULLD    Y0, Y7, Y7
+	VPXOR      224(CX), Y8, Y8
+	VPSLLD     $0x0d, Y8, Y9
+	VPSRLD     $0x13, Y8, Y8
+	VPOR       Y9, Y8, Y8
+	VPMULLD    Y0, Y8, Y8
+	ADDQ       $0x00000100, CX
+	DECQ       AX
+	JNZ        loop
 
 done:
 	VMOVUPS Y1, (DX)

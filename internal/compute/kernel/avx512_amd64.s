@@ -715,7 +715,7 @@ TEXT ·foldMaxAVX512(SB), NOSPLIT, $0-12
 	RET
 
 // func digestAVX512(acc *[64]uint32, x []float32)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·digestAVX512(SB), NOSPLIT, $0-32
 	MOVQ    x_len+16(FP), AX
 	MOVQ    x_base+8(FP), CX
@@ -729,21 +729,25 @@ TEXT ·digestAVX512(SB), NOSPLIT, $0-32
 	JZ      done
 
 loop:
-	VPXORD  (CX), Z1, Z1
-	VPROLD  $0x0d, Z1, Z1
-	VPMULLD Z0, Z1, Z1
-	VPXORD  64(CX), Z2, Z2
-	VPROLD  $0x0d, Z2, Z2
-	VPMULLD Z0, Z2, Z2
-	VPXORD  128(CX), Z3, Z3
-	VPROLD  $0x0d, Z3, Z3
-	VPMULLD Z0, Z3, Z3
-	VPXORD  192(CX), Z4, Z4
-	VPROLD  $0x0d, Z4, Z4
-	VPMULLD Z0, Z4, Z4
-	ADDQ    $0x00000100, CX
-	DECQ    AX
-	JNZ     loop
+	PREFETCHT1 4096(CX)
+	PREFETCHT1 4160(CX)
+	PREFETCHT1 4224(CX)
+	PREFETCHT1 4288(CX)
+	VPXORD     (CX), Z1, Z1
+	VPROLD     $0x0d, Z1, Z1
+	VPMULLD    Z0, Z1, Z1
+	VPXORD     64(CX), Z2, Z2
+	VPROLD     $0x0d, Z2, Z2
+	VPMULLD    Z0, Z2, Z2
+	VPXORD     128(CX), Z3, Z3
+	VPROLD     $0x0d, Z3, Z3
+	VPMULLD    Z0, Z3, Z3
+	VPXORD     192(CX), Z4, Z4
+	VPROLD     $0x0d, Z4, Z4
+	VPMULLD    Z0, Z4, Z4
+	ADDQ       $0x00000100, CX
+	DECQ       AX
+	JNZ        loop
 
 done:
 	VMOVUPS Z1, (DX)

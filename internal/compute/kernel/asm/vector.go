@@ -279,8 +279,10 @@ func foldKernels() {
 }
 
 // digestKernel emits the chains of Digest: four registers of lanes, or eight, so that each
-// waits for its product while the others run.
+// waits for its product while the others run. They are too many instructions for the processor to
+// look ahead for what is not in its caches, so it is told of what comes one page later.
 func digestKernel() {
+	const ahead = 4096
 	text("digest", "func(acc *[64]uint32, x []float32)")
 	n := length("x")
 	x, base := slice("x"), Load(Param("acc"), GP64())
@@ -292,6 +294,9 @@ func digestKernel() {
 	SHRQ(Imm(6), n)
 	JZ(LabelRef("done"))
 	Label("loop")
+	for line := 0; line < 256; line += 64 {
+		PREFETCHT1(Mem{Base: x, Disp: ahead + line})
+	}
 	for i, a := range acc {
 		if wide() {
 			VPXORD(at(x, i), a, a)
