@@ -31,7 +31,7 @@ func TestDataTravel(t *testing.T) {
 			}
 		}
 	}
-	args := []string{"--data", "texts/*.txt", "--held", "held.txt"}
+	args := []string{"--data", "texts/*.txt", "--held", "held.txt", "--steps", "1000"} // for long enough that a third machine joins
 	ms := machines.Up(t, 3)
 	alone := launch(t, append([]string{"run", "--plain", "--run-dir", "run", "--workers", "1", "--threads", "1", reads}, args...)...)
 	write(alone.Dir)
@@ -80,7 +80,7 @@ func TestDataTravel(t *testing.T) {
 	}
 
 	write(ms[0].Path("/root"))
-	all = []*machines.Cmd{begin(0, "run", append(program, append(args, "--steps", "150")...)...), join(1, "run")}
+	all = []*machines.Cmd{begin(0, "run", append(program, args...)...), join(1, "run")}
 	await(t, "a step", func() bool {
 		text, _ := os.ReadFile(ms[0].Path("/tmp/run/metrics.jsonl"))
 		return bytes.Contains(text, []byte("\n"))
