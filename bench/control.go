@@ -450,7 +450,7 @@ func underBulk(messages int, seed uint64, rec *report.Recorder) (err error) {
 	if err != nil {
 		return err
 	}
-	const chunk = 128 << 10 // comm.Config's default
+	const chunk = 256 << 10 // comm.Config's default
 	bound := 1e3 * float64(transport.Unsent+transport.Unread+chunk) / rate
 	within := 0
 	for _, v := range loaded {

@@ -24,7 +24,7 @@ type Config struct {
 	Listen string
 
 	// Chunk is how many bytes of bulk are sent without looking for something
-	// more urgent, at most [MaxChunk]. Default 128 KiB: less costs bandwidth
+	// more urgent, at most [MaxChunk]. Default 256 KiB: less costs bandwidth
 	// by system calls, more is latency for control messages.
 	Chunk int
 	// Eager is the size in bytes up to which a message is sent at once, into
@@ -97,7 +97,7 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-var defaults = Config{Chunk: 128 << 10, Eager: 32 << 10, Pool: 1 << 20, Incast: 4, Ahead: 4 << 20, Segment: 256 << 10}
+var defaults = Config{Chunk: 256 << 10, Eager: 32 << 10, Pool: 1 << 20, Incast: 4, Ahead: 4 << 20, Segment: 256 << 10}
 
 func (c Config) withDefaults() Config {
 	c.Chunk = cmp.Or(c.Chunk, defaults.Chunk)

@@ -10,7 +10,7 @@ import (
 // A shaped link carries what it is allowed to, and others what they can.
 func TestShape(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		es := cluster(t, 3, Config{}, inMem())
+		es := cluster(t, 3, Config{Chunk: 128 << 10}, inMem()) // a message has arrived when its last chunk begins to count
 		data := pattern(2<<20, 1)
 		send := func(to int, key uint64) time.Duration {
 			got := make([]byte, len(data))
