@@ -346,9 +346,9 @@ func (e *Endpoint) withdrawSends(over func(Key) bool, err error) {
 }
 
 // PeerStats counts what passed between us and one session. Payload is the
-// bytes of messages, wire is all bytes. A message that the peer could read from
-// our memory counts as sent when it is taken back, which it may have been for
-// the peer to have it.
+// bytes of messages, wire is all bytes. A message that is taken back while
+// the peer may read it from our memory counts as sent: its word that it has it
+// may be under way.
 type PeerStats struct {
 	Peer   id.Session
 	Linked bool

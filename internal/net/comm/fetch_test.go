@@ -119,6 +119,29 @@ func TestFetchTakenBack(t *testing.T) {
 	}
 }
 
+// A message that the receiver has read is counted once, even if its sender takes it back before it hears of that.
+func TestFetchCounts(t *testing.T) {
+	from, to := inReach(t)
+	data, got := pattern(large, 1), make([]byte, large)
+	s := from.Post(to.Self(), user(1, 1), data, Bulk)
+	offered(t, from, s)
+	announced(t, to, user(1, 1))
+	from.lock() // it hears of nothing
+	_, _, err := to.Receive(t.Context(), user(1, 1), got)
+	s.withdraw(errors.New("no worker waits for it"))
+	from.unlock()
+	if err != nil || !bytes.Equal(got, data) {
+		t.Errorf("received %v, equal %v", err, bytes.Equal(got, data))
+	}
+	to.Post(from.Self(), user(1, 2), nil, Bulk) // after its word that it has read the message
+	if _, _, err := from.Receive(t.Context(), user(1, 2), nil); err != nil {
+		t.Fatal(err)
+	}
+	if st := from.Stats()[0]; st.MessagesSent != 1 || st.BytesSent != large {
+		t.Errorf("%d messages of %d bytes sent", st.MessagesSent, st.BytesSent)
+	}
+}
+
 // An offer whose fence has changed for the sake of another message goes through the link.
 func TestFetchThroughLink(t *testing.T) {
 	from, to := inReach(t)

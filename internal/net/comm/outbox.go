@@ -137,7 +137,7 @@ func (p *peer) retract(s *Sending, err error) {
 			l.offers--
 		}
 		if s.offered {
-			p.stats.passed(s) // as far as we know: its word that it has read it may be under way
+			p.stats.passed(s)
 		}
 		l.control(Frame{Type: FrameCancel, ID: s.id})
 	}
