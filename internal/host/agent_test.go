@@ -53,6 +53,7 @@ type trainer struct {
 	at     int                      // step before which trouble is made; below 0: rests after step 2, until there is a new plan
 	before func(conn *control.Conn) // the trouble
 	end    func(conn *control.Conn) // after Done
+	asked  func()                   // before it answers a query
 }
 
 // run trains after the hello.
@@ -95,6 +96,9 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 		case control.Stop:
 			stoppedBy = m.Reason
 		case control.Query:
+			if f.asked != nil {
+				f.asked()
+			}
 			conn.Send(control.Answer{Ballot: m.Ballot, Report: control.Report{Plan: version, Passed: id.Point{Step: step}}})
 			sealed = true
 		case control.Order:
@@ -143,10 +147,12 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 	}
 }
 
-func (f trainer) inProcess() spawn.Worker {
+func (f trainer) inProcess() spawn.Worker { return f.inProcessAs(0) }
+
+func (f trainer) inProcessAs(worker int) spawn.Worker {
 	return spawn.InProcess(func(ctx context.Context, nc net.Conn) {
 		conn := control.New(nc)
-		conn.Send(control.Identity{}.Hello())
+		conn.Send(control.Identity{WorkerID: worker}.Hello())
 		f.run(ctx, conn)
 	})
 }

@@ -29,7 +29,10 @@ func (r *run) steps(events []session.Event) {
 // apply carries out effects. The session is told of the places that the roster gives before it hears of anything else: what is
 // found out of a host may concern the newest of its workers.
 func (r *run) apply(effects []session.Effect) {
-	r.doAll(effects)
+	if !r.s.Recovering() {
+		r.writeLate()
+	}
+	r.doAll(effects, r.do)
 	for len(r.placed) > 0 {
 		e := r.placed[0]
 		r.placed = r.placed[1:]
@@ -38,11 +41,11 @@ func (r *run) apply(effects []session.Effect) {
 }
 
 // doAll carries out effects in their order. A file that cannot be written is one more event for the session.
-func (r *run) doAll(effects []session.Effect) {
+func (r *run) doAll(effects []session.Effect, do func(session.Effect) error) {
 	var waits *rundir.WaitError
 	var removed *rundir.RemovedError
 	for _, e := range effects {
-		if err := r.do(e); err != nil {
+		if err := do(e); err != nil {
 			isWait, isRemoved := errors.As(err, &waits), errors.As(err, &removed)
 			if !isWait && !isRemoved {
 				r.step(session.FileFailed{Err: err})
@@ -56,6 +59,13 @@ func (r *run) doAll(effects []session.Effect) {
 	if waits != nil {
 		r.step(session.DiskFull{Err: waits})
 	}
+}
+
+// writeLate writes what has waited for the end of a recovery.
+func (r *run) writeLate() {
+	late := r.late
+	r.late = nil
+	r.doAll(late, r.write)
 }
 
 func (r *run) do(e session.Effect) error {
@@ -125,6 +135,13 @@ func (r *run) do(e session.Effect) error {
 			r.early = append(r.early, e.Text...)
 		}
 	default:
+		if r.s.Recovering() {
+			if len(r.late) == 0 {
+				r.lateDue.Reset(timing.Records)
+			}
+			r.late = append(r.late, e)
+			return nil
+		}
 		return r.write(e)
 	}
 	return nil

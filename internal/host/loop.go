@@ -48,6 +48,8 @@ type run struct {
 	guarded    map[int]outbox    // links of the hosts when that began last
 	asked      uint64            // of hosts, for save, gather and protect
 	archiving  *archiving.Copier // nil where checkpoints have no target
+	late       []session.Effect  // what is to be written to the run directory, in order, after a recovery
+	lateDue    *time.Timer       // when it is to be written at the latest
 	viewClosed bool
 	early      []byte // output that came before the view was closed
 }
@@ -56,6 +58,7 @@ func newRun(l *lead, c Console, dir *rundir.Dir, hosts *roster, s *session.Sessi
 	r := &run{Console: c, c: l.c, lead: l, dir: dir, hosts: hosts, s: s, events: l.events}
 	r.asks, r.watched = make(map[int]*asks), make(map[int]bool)
 	r.log = &proposer{log: l.log, term: l.term, entries: make(chan proposal, 64)}
+	r.lateDue = newTimer()
 	return r
 }
 
@@ -160,6 +163,8 @@ func (r *run) loop() session.Outcome {
 			r.events.put(session.WatchTick{Due: watchDue, Crowd: r.hosts.crowd})
 		case <-look.C:
 			r.events.put(lookDue{due})
+		case <-r.lateDue.C:
+			r.writeLate()
 		case <-r.lead.ctx.Done():
 			return r.end(hangUp)
 		}
@@ -169,6 +174,8 @@ func (r *run) loop() session.Outcome {
 
 // end stops and joins the goroutines beside the loop, closes the files, and returns how the run has ended.
 func (r *run) end(hangUp func()) session.Outcome {
+	r.lateDue.Stop()
+	r.writeLate()
 	var unarchived error
 	if r.archiving != nil {
 		unarchived = r.archiving.End(r.s.Over()) // else another host does it

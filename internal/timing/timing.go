@@ -56,6 +56,8 @@ const (
 	Stacks = 2 * time.Second
 	// Zombie is how long a dead process stays a zombie: reaping it takes milliseconds of a processor that a recovery needs.
 	Zombie = 50 * time.Millisecond
+	// Records is how long the files of the run directory may be behind while a recovery is under way.
+	Records = 100 * time.Millisecond
 	// Hold is how long a run with too few workers waits for others to join, and how long all workers may be silent together.
 	Hold = 2 * time.Minute
 	// Drain is how long a host that is to leave a run waits for its workers to have left. Schedulers kill what has not ended

@@ -140,6 +140,7 @@ var rows = []row{
 	}, []than{{"Heartbeat", 10, true, "heartbeats show that it is still the same call"}}},
 	{"Stacks", "an evicted worker writes its stacks before it is killed", "fixed", fixed(Stacks), nil},
 	{"Zombie", "a dead process stays a zombie", "fixed", fixed(Zombie), nil},
+	{"Records", "the files of the run directory are behind while a recovery is under way", "fixed", fixed(Records), nil},
 	{"Hold", "a run with too few workers waits for others; all workers may be silent together", "fixed", fixed(Hold), []than{
 		{"Hello", 2, true, "a worker that is started now arrives"},
 		{"RespawnMax", 2, true, "a worker is started meanwhile"},

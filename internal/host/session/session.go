@@ -233,6 +233,9 @@ func (s *Session) Over() bool {
 	return s.deserted() && (s.disk.full.IsZero() || s.phase == ending || s.end.stop != "")
 }
 
+// Recovering reports whether workers wait for a plan.
+func (s *Session) Recovering() bool { return s.ctl != nil && s.ctl.Busy() && !s.ctl.Holding() }
+
 // deserted reports whether there is no worker, none is being started, and no host is waited for that was lost with its workers.
 func (s *Session) deserted() bool {
 	return s.roster.pending == 0 && !(s.phase == training && s.ctl.Holding() && s.awaits()) && !slices.ContainsFunc(s.workers, func(w *worker) bool { return !w.over() })

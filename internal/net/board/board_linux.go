@@ -35,7 +35,8 @@ type Board struct {
 	file int
 
 	mu    sync.Mutex
-	peers []*Peer // by the place where we note what we took; nil: free
+	peers []*Peer  // by the place where we note what we took; nil: free
+	left  []memory // of peers that are closed
 	// By slot.
 	turns   [Slots]uint32
 	filling [Slots]bool    // reserved, and not shown
@@ -79,7 +80,22 @@ func (b *Board) tidy() error {
 	if b.file >= 0 || slices.ContainsFunc(b.peers, func(p *Peer) bool { return p != nil }) {
 		return nil
 	}
-	return b.unmap()
+	return errors.Join(b.sweep(), b.unmap())
+}
+
+// Sweep lets go of the memory of peers that have been closed. To unmap it takes processors that a recovery needs, so Close leaves that for later.
+func (b *Board) Sweep() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.sweep()
+}
+
+func (b *Board) sweep() (err error) {
+	for _, m := range b.left {
+		err = errors.Join(err, m.unmap())
+	}
+	b.left = nil
+	return err
 }
 
 // Peer is the board of another process that has ours open, or will.
@@ -154,7 +170,7 @@ func (p *Peer) Hold() bool {
 	}
 }
 
-// Close ends what Open or Hold began. After the last one, nothing waits for the peer, and nothing may use it.
+// Close ends what Open or Hold began. After the last one, nothing waits for the peer, and nothing may use it; [Board.Sweep] lets go of the memory.
 func (p *Peer) Close() error {
 	if p.held.Add(-1) > 0 {
 		return nil
@@ -168,7 +184,9 @@ func (p *Peer) Close() error {
 		}
 	}
 	b.peers[p.place] = nil
-	return errors.Join(p.unmap(), b.tidy())
+	b.left = append(b.left, p.memory)
+	p.memory = memory{}
+	return b.tidy()
 }
 
 // Shown rings when the peer shows something.

@@ -19,6 +19,9 @@ func (*Board) Ticket() Ticket { return Ticket{} }
 // Close does nothing.
 func (*Board) Close() error { return nil }
 
+// Sweep does nothing.
+func (*Board) Sweep() error { return nil }
+
 // Open fails.
 func (*Board) Open(pid int, t Ticket) (*Peer, error) { return nil, errors.ErrUnsupported }
 

@@ -323,6 +323,9 @@ func (e *Endpoint) Receive(ctx context.Context, key Key, buf []byte) (n int, fro
 // theirs are dropped, as is what still comes; sends and receives end with
 // [ErrStale]; and their keys are forgotten. A step does not go back.
 func (e *Endpoint) Advance(step uint64) {
+	if e.board != nil {
+		_ = e.board.Sweep()
+	}
 	e.lock()
 	defer e.unlock()
 	if step <= e.in.step {
