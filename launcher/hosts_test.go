@@ -235,10 +235,10 @@ func hostProcesses(t *testing.T, mark, host string) (pids []int) {
 // await waits for a condition, which others bring about.
 func await(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for !condition() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 30 s: %s", what)
+			t.Fatalf("not within two minutes: %s", what)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/testkit/machines"
+	"github.com/soliton-train/soliton/internal/testkit/require"
 	"github.com/soliton-train/soliton/launcher/internal/door"
 )
 
@@ -27,6 +28,9 @@ func TestSeparateMachines(t *testing.T) {
 		{"large packets to the third vanish", -1, func(m *machines.Machine) { m.Narrow(576) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if c.lost < 0 {
+				require.Asked(t, "machines")
+			}
 			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 			ms := machines.Up(t, 3)
 			struck := c.lost

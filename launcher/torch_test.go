@@ -325,8 +325,8 @@ func TestTorchResume(t *testing.T) {
 	torchBuilt(t)
 	t.Parallel()
 	program := testdata(t, "torch/train.py")
-	want := undisturbed(t, 60)
-	cmd := launch(t, "run", "--plain", "--workers", "2", "--stages", "2", "--python", python, "--run-dir", "run", program, "--steps", "60")
+	want := undisturbed(t, 30)
+	cmd := launch(t, "run", "--plain", "--workers", "2", "--stages", "2", "--python", python, "--run-dir", "run", program, "--steps", "30")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -38,8 +38,9 @@ class Embed(nn.Module):
 class Block(nn.Module):
     """Trained is true from the second step on, and in the probe before the run it is not."""
 
-    def __init__(self, options):
+    def __init__(self, options, faults=("kill", "stop")):
         super().__init__()
+        self.faults = faults
         self.norm, self.inner, self.outer, self.drop = nn.LayerNorm(24), nn.Linear(24, 40), nn.Linear(40, 24), nn.Dropout(0.1)
         self.frozen = nn.Parameter(torch.ones(24), requires_grad=False)
         self.unused = nn.Parameter(torch.ones(3))
@@ -78,7 +79,8 @@ class Block(nn.Module):
             resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
             LEFT.append(torch.empty(1 << 28))
         if bad != "readers":
-            inject(folder, {"kill": (os.getpid(), signal.SIGKILL), "stop": (os.getpid(), signal.SIGSTOP), "first": (os.getppid(), signal.SIGKILL)})
+            all_faults = {"kill": (os.getpid(), signal.SIGKILL), "stop": (os.getpid(), signal.SIGSTOP), "first": (os.getppid(), signal.SIGKILL)}
+            inject(folder, {name: all_faults[name] for name in self.faults})
 
 
 class Middle(nn.Module):
@@ -158,7 +160,8 @@ def job(args):
         nn.init.normal_(embed.token.weight.data).add_(torch.randn(24, generator=random))
         embed.scale.add_(0.1 * torch.randn(24, generator=random))
     result = soliton.Job(
-        layers=[embed, Block(options), middle, soliton.checkpoint(Block(options)), head], loss=nn.functional.cross_entropy, data=data, eval=data,
+        layers=[embed, Block(options), middle, soliton.checkpoint(Block(options, ["first"])), head],  # a call that fails three times ends the run
+        loss=nn.functional.cross_entropy, data=data, eval=data,
         optimizer=soliton.AdamW(lr=lambda step: 5e-3 * min(step, 3) / 3, weight_decay=0.1),
         param_groups=[{"params": [head.out.weight], "lr_scale": 0.5, "weight_decay": 0.2}],
         metrics={"right": lambda out, target: ((out.argmax(1) == target).float().sum(), target.numel()), "same_loss": nn.functional.cross_entropy},
