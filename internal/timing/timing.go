@@ -98,6 +98,8 @@ const (
 	// further failure, up to MaxRedials times itself.
 	Redial     = 10 * time.Millisecond
 	MaxRedials = 32
+	// Notice is how long after a link is lost the other members of a group are told: they find out by themselves where a member has died.
+	Notice = 5 * Redial
 	// Handshake bounds the time from a new connection to its welcome, and for each part of a checkpoint between hosts. It is how long dialling
 	// a worker fails before that is told, where there never was a link.
 	Handshake = 5 * time.Second

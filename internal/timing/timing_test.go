@@ -163,6 +163,7 @@ var rows = []row{
 	{"Snapshot", "between two checks for a snapshot of the log", "fixed", fixed(Snapshot), nil},
 	{"Redial", "pause before a link is dialled again", "fixed", fixed(Redial), nil},
 	{"RedialMax", "longest pause before a link is dialled again", "fixed", fixed(MaxRedials * Redial), []than{{"Redial", 1, false, "the pause grows"}}},
+	{"Notice", "a link of a group is lost before the members that have not lost one are told", "fixed", fixed(Notice), nil},
 	{"Handshake", "from a new link to its welcome; until failing to dial a worker is told, where there never was a link", "fixed", fixed(Handshake), []than{{"RedialMax", 1, false, "both ends have dialled"}}},
 	{"KeepAlive", "idle time after which TCP probes a connection", "fixed", fixed(KeepAlive), []than{{"Heartbeat", 10, true, "heartbeats keep a connection busy"}}},
 	{"Unanswered", "without an answer to what was sent until TCP ends a link", "fixed", fixed(Unanswered), []than{{"RedialMax", 10, true, "TCP has sent it many times"}}},

@@ -8,9 +8,11 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Group is an ordered list of members and a plan version over an endpoint's links. Operations run under the version they name, and
@@ -43,7 +45,8 @@ type edition struct {
 
 	neighbours *neighbours // of such; nil before the first operation that uses them
 
-	ended chan struct{}
+	ended  chan struct{}
+	notify *time.Timer // tells the others of a lost link; nil if none is lost
 	// Set before ended is closed.
 	err     error
 	culprit int
@@ -133,7 +136,7 @@ func (g *Group) edit(v id.Version, members []id.Session) (*edition, error) {
 			return nil, fmt.Errorf("%w: worker %v", err, s)
 		}
 	}
-	g.end(comm.ErrVersion)
+	g.leave(comm.ErrVersion)
 	g.scope.Begin(v)
 	ed := &edition{g: g, version: v, members: slices.Clone(members), rank: rank, ended: make(chan struct{}), notice: make([]byte, noticeSize)}
 	ed.near = g.scope.Near(members)
@@ -147,7 +150,7 @@ func (g *Group) edit(v id.Version, members []id.Session) (*edition, error) {
 func (g *Group) Close() error {
 	g.scope.Lock()
 	defer g.scope.Unlock()
-	g.end(comm.ErrClosed)
+	g.leave(comm.ErrClosed)
 	if !g.closed {
 		g.closed = true
 		g.scope.Begin(id.Version{Generation: math.MaxInt, N: math.MaxInt})
@@ -156,10 +159,14 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// end ends the present version for a reason of our own.
-func (g *Group) end(err error) {
-	if g.now != nil {
-		g.now.end(err, -1, false)
+// leave leaves the present version for a reason of our own.
+func (g *Group) leave(err error) {
+	if g.now == nil {
+		return
+	}
+	g.now.end(err, -1, false)
+	if g.now.notify != nil {
+		g.now.notify.Stop()
 	}
 }
 
@@ -169,10 +176,26 @@ func (g *Group) lost(s id.Session, err error) {
 		return
 	}
 	if errors.Is(err, comm.ErrClosed) {
-		g.end(err)
+		g.leave(err)
 	} else if rank := slices.Index(g.now.members, s); rank >= 0 {
-		g.now.fail(err, rank, true)
+		g.now.lost(err, rank)
 	}
+}
+
+// lost ends the version because of a link. Where the member at its other end has died, the others find out by themselves, and have the next version
+// before they need to be told.
+func (ed *edition) lost(err error, rank int) {
+	if comm.Closed(ed.ended) {
+		return
+	}
+	ed.end(err, rank, true)
+	ed.notify = time.AfterFunc(timing.Notice, func() {
+		ed.g.scope.Lock()
+		defer ed.g.scope.Unlock()
+		if ed.g.now == ed && !ed.g.closed && !ed.g.scope.Closed() {
+			ed.tell(rank)
+		}
+	})
 }
 
 // end ends the version for us.
@@ -197,6 +220,11 @@ func (ed *edition) fail(err error, rank int, remote bool) {
 		return
 	}
 	ed.end(err, rank, remote)
+	ed.tell(rank)
+}
+
+// tell tells the other members where the version has failed.
+func (ed *edition) tell(rank int) {
 	notice := binary.LittleEndian.AppendUint64(nil, uint64(int64(rank)))
 	for _, s := range ed.members {
 		ed.g.scope.Notify(s, comm.AbortKey(ed.g.number, ed.version), notice)

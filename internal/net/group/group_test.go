@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
@@ -17,6 +18,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/commtest"
 	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
+	"github.com/soliton-train/soliton/internal/timing"
 	"go.uber.org/goleak"
 )
 
@@ -353,6 +355,44 @@ func TestFrozenMember(t *testing.T) {
 					t.Errorf("survivors have had %d links", s.Links)
 				}
 			}
+		}
+	})
+}
+
+// A member that has lost no link is told of one that others have lost, but not at once: after a death all find out by themselves, and edit the group.
+func TestNoticeOfALostLink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		links := &lossy{Mem: transport.NewMem()}
+		es, gs, v := team(t, 3, links.network)
+		third := make(chan error, 1)
+		go func() { third <- gs[2].Barrier(t.Context(), group.Call{Version: v, Step: 1}) }()
+		synctest.Wait()
+		began := time.Now()
+		links.lose(es, 0, 1)
+		if err := <-third; !errors.Is(err, comm.ErrAborted) || time.Since(began) != timing.Notice {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+
+		v.N++
+		if errs := editAll(t.Context(), gs, v, sessions(es)); errors.Join(errs...) != nil {
+			t.Fatal(errs)
+		}
+		links.lose(es, 0, 1)
+		synctest.Wait()
+		v.N++
+		if errs := editAll(t.Context(), gs, v, sessions(es)); errors.Join(errs...) != nil {
+			t.Fatal(errs)
+		}
+		sent := func() (n int64) {
+			for _, s := range es[0].Stats() {
+				n += s.MessagesSent
+			}
+			return n
+		}
+		before := sent()
+		time.Sleep(2 * timing.Notice)
+		if n := sent() - before; n > 0 {
+			t.Errorf("%d messages about a version that is over", n)
 		}
 	})
 }

@@ -102,6 +102,9 @@ func (s *spans) tell(step int, plan uint64, began time.Time, took time.Duration)
 	if s == nil {
 		return nil
 	}
+	if err := s.w.sendLate(); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	wanted := step == s.interrupted || step%s.every == 0 || step == 1
 	m := control.Spans{Step: step, Plan: plan, Dropped: s.dropped}
@@ -124,12 +127,12 @@ func (s *spans) tell(step int, plan uint64, began time.Time, took time.Duration)
 	return s.w.send(m)
 }
 
-// answered reports the answer to a query.
+// answered records the answer to a query.
 func (s *spans) answered(context string, came time.Time) {
 	if s == nil || context == "" {
 		return
 	}
-	_ = s.w.send(control.Spans{Trace: context, Spans: []control.Span{spanAt(trace.Answer, came, time.Since(came))}}) // without an agent, this worker ends
+	s.w.late.put(control.Spans{Trace: context, Spans: []control.Span{spanAt(trace.Answer, came, time.Since(came))}})
 }
 
 // ordered records the trace context of an order.
@@ -148,7 +151,7 @@ func (s *spans) ordered(o control.Order, context string) {
 	s.orders[o.Ballot] = context
 }
 
-// applied reports the edit and the resumption of work under a new plan.
+// applied records the edit and the resumption of work under a new plan.
 func (s *spans) applied(a control.Applied, resumed time.Time) {
 	if s == nil {
 		return
@@ -163,7 +166,38 @@ func (s *spans) applied(a control.Applied, resumed time.Time) {
 		return
 	}
 	edited := resumed.Add(-a.Resume)
-	_ = s.w.send(control.Spans{Trace: context, Spans: []control.Span{
+	s.w.late.put(control.Spans{Trace: context, Spans: []control.Span{
 		spanAt("edit", edited.Add(-a.Edit), a.Edit), spanAt("resume", edited, a.Resume),
 	}})
+}
+
+// lateSpans are those of recoveries. They go with the next heartbeat, or with the end of the step: while a recovery lasts, others need the processors.
+type lateSpans struct {
+	mu   sync.Mutex
+	list []control.Spans
+}
+
+func (l *lateSpans) put(m control.Spans) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, m)
+}
+
+// take returns what waits, in order.
+func (l *lateSpans) take() []control.Spans {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := l.list
+	l.list = nil
+	return list
+}
+
+// sendLate sends the spans that wait.
+func (w *Worker) sendLate() error {
+	for _, m := range w.late.take() {
+		if err := w.send(m); err != nil {
+			return err
+		}
+	}
+	return nil
 }

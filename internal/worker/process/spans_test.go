@@ -10,7 +10,7 @@ import (
 )
 
 func TestSpansAreBounded(t *testing.T) {
-	s := newSpans(nil, 10)
+	s := newSpans(&Worker{}, 10)
 	now := time.Now()
 	for range control.MaxSpans + 5 {
 		s.add(engine.Span{Name: trace.Forward, Start: now, End: now.Add(time.Microsecond)})
@@ -41,7 +41,7 @@ func TestSpansAreBounded(t *testing.T) {
 
 // BenchmarkSpan is what a span costs a worker.
 func BenchmarkSpan(b *testing.B) {
-	s := newSpans(nil, 1<<30)
+	s := newSpans(&Worker{}, 1<<30)
 	for i := 0; b.Loop(); i++ {
 		began := time.Now()
 		s.add(engine.Span{Name: trace.Forward, Start: began, End: time.Now()})

@@ -60,7 +60,8 @@ type Worker struct {
 	committed atomic.Int64                  // steps
 	links     atomic.Pointer[comm.Endpoint] // net, once there is one
 
-	times timeline // of the steps that the agent asks for
+	times timeline  // of the steps that the agent asks for
+	late  lateSpans // for the agent
 
 	sources *sources // of all sessions
 
@@ -184,7 +185,7 @@ func (w *Worker) beat() {
 	defer tick.Stop()
 	var last measured
 	for {
-		if w.send(w.measure(&last)) != nil {
+		if errors.Join(w.send(w.measure(&last)), w.sendLate()) != nil {
 			return // the agent is gone, which receive notices too, or the worker is fenced
 		}
 		select {
