@@ -17,8 +17,8 @@ import (
 
 // Group is an ordered list of members and a plan version over an endpoint's links. Operations run under the version they name, and
 // fail with [comm.ErrVersion] when it is not the group's, or is replaced while they run. A version also ends when one of its
-// operations fails on any member or a link between two of its members is lost; from then on all its operations fail, until
-// [Group.Edit].
+// operations fails on any member or a link between two of its members is lost, of which the others hear 50 ms later; from then on
+// all its operations fail, until [Group.Edit].
 type Group struct {
 	e       *comm.Endpoint
 	scope   *comm.Scope
