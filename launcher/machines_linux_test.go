@@ -106,6 +106,7 @@ func TestSeparateMachines(t *testing.T) {
 // Every machine of a run is replaced once while it goes on: another one joins, at a machine that is still there, and gets a vote, and one of
 // the first is powered off.
 func TestMachinesAreReplaced(t *testing.T) {
+	require.Asked(t, "machines")
 	built(t)
 	want := cutWant(t)
 	ms := machines.Up(t, 6)
