@@ -135,6 +135,9 @@ func (r *run) do(e session.Effect) error {
 			r.early = append(r.early, e.Text...)
 		}
 	default:
+		if x, ok := e.(session.WriteEvent); ok && r.View != nil {
+			r.View.Show(view.Change(x.Event)) // in the order of all that is shown
+		}
 		if r.s.Recovering() {
 			if len(r.late) == 0 {
 				r.lateDue.Reset(timing.Records)
@@ -156,9 +159,6 @@ func (r *run) write(e session.Effect) error {
 		}
 		return r.dir.WriteJob(e.Job, e.Data)
 	case session.WriteEvent:
-		if r.View != nil {
-			r.View.Show(view.Change(e.Event))
-		}
 		if r.dir != nil {
 			return r.dir.AddEvent(e.Event)
 		}

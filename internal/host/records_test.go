@@ -5,11 +5,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -29,9 +31,17 @@ func TestRecordsWaitForARecovery(t *testing.T) {
 	}
 	var died time.Time
 	dies := trainer{steps: 9, at: 3, before: func(c *control.Conn) { died = time.Now(); c.Close() }}
+	var shown atomic.Bool
+	v := &recorder{on: func(e view.Event) {
+		if c, ok := e.(view.Change); ok && c.Kind == "lost" {
+			shown.Store(true)
+		}
+	}}
 	asked := 0
 	stays := trainer{steps: 9, at: -1, asked: func() {
-		asked++
+		if asked++; !shown.Load() {
+			t.Error("the loss is not shown at once")
+		}
 		if early := lost(); early && time.Since(died) < timing.Records {
 			t.Error("the loss was written before the query")
 		}
@@ -43,7 +53,7 @@ func TestRecordsWaitForARecovery(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}}
-	h := newHost(t, Config{RunDir: dir, Settings: session.Settings{MinWorkers: 1, Mirrors: 1}})
+	h := newHost(t, Config{RunDir: dir, Console: Console{View: v}, Settings: session.Settings{MinWorkers: 1, Mirrors: 1}})
 	if o := runWith(t.Context(), h, stays.inProcess(), dies.inProcessAs(1)); o.Err != nil || asked != 1 {
 		t.Errorf("%v, asked %d times", o.Err, asked)
 	}
