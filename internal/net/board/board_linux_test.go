@@ -174,6 +174,12 @@ func TestFull(t *testing.T) {
 	if s.Late() != nil {
 		t.Error("waited for a peer that is closed")
 	}
+	if left := len(p.ours.left); left != 1 {
+		t.Errorf("the memory of %d closed peers is left, want 1", left)
+	}
+	if err := p.ours.Sweep(); err != nil || p.ours.left != nil {
+		t.Errorf("swept: %v, %d are left", err, len(p.ours.left))
+	}
 }
 
 // Processes that show, take and withdraw at the same time never read other data than those of the name.

@@ -377,12 +377,6 @@ func TestNoticeOfALostLink(t *testing.T) {
 		if errs := editAll(t.Context(), gs, v, sessions(es)); errors.Join(errs...) != nil {
 			t.Fatal(errs)
 		}
-		links.lose(es, 0, 1)
-		synctest.Wait()
-		v.N++
-		if errs := editAll(t.Context(), gs, v, sessions(es)); errors.Join(errs...) != nil {
-			t.Fatal(errs)
-		}
 		sent := func() (n int64) {
 			for _, s := range es[0].Stats() {
 				n += s.MessagesSent
@@ -390,6 +384,12 @@ func TestNoticeOfALostLink(t *testing.T) {
 			return n
 		}
 		before := sent()
+		links.lose(es, 0, 1)
+		synctest.Wait()
+		v.N++
+		if errs := editAll(t.Context(), gs, v, sessions(es)); errors.Join(errs...) != nil {
+			t.Fatal(errs)
+		}
 		time.Sleep(2 * timing.Notice)
 		if n := sent() - before; n > 0 {
 			t.Errorf("%d messages about a version that is over", n)
