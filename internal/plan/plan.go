@@ -101,8 +101,8 @@ type Plan struct {
 	// Settled pairs do not run again in this step: a lost worker completed them, and the owners of their stage
 	// have their gradients.
 	Settled []graph.Pair `json:"settled,omitempty"`
-	// First are pairs that run again in this step and on which idle workers wait: their workers begin them before
-	// others.
+	// First are pairs that idle workers wait for, and those that run again and without which pairs stay in flight: their
+	// workers begin them before others, and before backward passes.
 	First   []graph.Pair `json:"first,omitempty"`
 	Limits  []Limit      `json:"limits"` // by stage, then in the order of its workers
 	Buffers int          `json:"buffers"`

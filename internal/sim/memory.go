@@ -29,6 +29,7 @@ type memory struct {
 	initial  map[id.Range]*shard
 	incoming map[id.Range]*incoming
 	bases    map[core.Transfer]int
+	copyStop bool // copies of bases are to end
 
 	// Of a step.
 	tensors, made map[key.Tensor]content
@@ -232,13 +233,16 @@ func (w *worker) remember(d core.Duty) {
 			in.step++
 			w.step(core.Replayed{})
 		})
+	case core.StopCopies:
+		w.copyStop = true
 	case core.CopyBases:
-		w.in(w.c.delay(200*time.Microsecond), func() {
+		w.copyStop = false
+		w.in(w.c.delay(2*time.Millisecond), func() {
 			w.copyBases(d.Copies, d.Step)
 			w.step(core.BasesCopied{})
 		})
 	case core.Update:
-		w.former = nil
+		w.former, w.copyStop = nil, false
 		w.in(w.c.delay(200*time.Microsecond), func() { w.update(d) })
 	case core.Clear:
 		clear(w.tensors)
@@ -449,6 +453,9 @@ func (w *worker) copyBases(copies []core.Copy, step int) {
 	for _, c := range copies {
 		if sh := w.shards[c.Source]; sh == nil || sh.step != step {
 			w.c.violated("worker %v copies %v as of step %d, and has %+v", w.session, c.Source, step, sh)
+		}
+		if w.copyStop && w.c.rnd.IntN(2) == 0 {
+			break
 		}
 		w.bases[c.Transfer] = step
 		copied = append(copied, c.Transfer)

@@ -19,21 +19,23 @@
 // forward pass to the end of its backward pass. The rules that bound their
 // number without ever stopping the step:
 //
-//  1. Backward passes come before forward passes, unless fewer micro-batches than a lead are in
+//  1. Backward passes come before forward passes that no idle worker waits for, unless fewer micro-batches than a lead are in
 //     flight for the stage: a stage that all wait for then has backward passes left for the time
 //     at the end of the step in which the last micro-batches go through the others. The lead is 0
 //     unless it is set.
 //  2. Among forward passes whose input is there, that of the lowest
 //     micro-batch begins; not that of the lowest micro-batch of all, which
 //     may depend on workers that wait for this one after a re-routing. Ranks
-//     go before that, where a plan has been made in the middle of a step.
+//     go before that, where a plan has been made in the middle of a step: those below 0 are of
+//     passes that idle workers wait for.
 //  3. At most a limit of micro-batches are in flight for each stage on the
 //     worker. The limit is never below the number of stages from this one on,
 //     with which a pipeline of equal stages is always busy; uneven stages need
 //     more. Where a worker runs several passes at a time, as many more may be in flight.
 //  4. A forward pass whose gradient is already waiting is one that is run
 //     again, because the worker that ran it is gone. It passes the limit, and
-//     its backward pass follows at once.
+//     its backward pass follows at once. In the first stage no worker waits for it, so
+//     forward passes go before it, which the next stage has work by.
 //
 // Why no step gets stuck: what is in flight in the last stage has its
 // gradient as soon as its forward pass is done, so it always ends. If all that

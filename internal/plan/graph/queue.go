@@ -92,8 +92,8 @@ func (q *Queue) SetLimit(stage, forwards, lead int) {
 	q.leads[stage] = min(lead, q.limits[stage])
 }
 
-// Rank lets forward passes begin by rank, the least first, and those of one rank by micro-batch;
-// nil gives all one rank. What a pair's rank is must not change before Rank is called again.
+// Rank lets forward passes begin by rank, the least first, and those of one rank by micro-batch; those of
+// a rank below 0 before backward passes. nil gives all rank 0. What a pair's rank is must not change before Rank is called again.
 func (q *Queue) Rank(rank func(Pair) int) {
 	q.rank = rank
 	slices.SortFunc(q.again, q.compare)
@@ -191,21 +191,25 @@ func (q *Queue) Next() (t Task, ok bool) {
 		q.pairs[t.Pair].phase = Backing
 		return t, true
 	}
-	if t, ok = q.nextForward(q.leads); ok {
+	awaited := func(t Task) bool { return q.rank != nil && q.rank(t.Pair) < 0 }
+	if t, ok = q.nextForward(q.limits, awaited); ok {
 		return t, true
 	}
-	switch {
-	case len(q.backward) > 0:
+	if t, ok = q.nextForward(q.leads, anyTask); ok {
+		return t, true
+	}
+	if len(q.backward) > 0 {
 		t = pop(&q.backward)
 		q.pairs[t.Pair].phase = Backing
 		return t, true
-	case len(q.again) > 0:
-		t = pop(&q.again)
-		q.pairs[t.Pair].again = true
-		q.begin(t)
+	}
+	if t, ok = q.nextAgain(1); ok {
 		return t, true
 	}
-	if t, ok = q.nextForward(q.limits); ok {
+	if t, ok = q.nextForward(q.limits, anyTask); ok {
+		return t, true
+	}
+	if t, ok = q.nextAgain(0); ok {
 		return t, true
 	}
 	if len(q.other) > 0 {
@@ -214,11 +218,26 @@ func (q *Queue) Next() (t Task, ok bool) {
 	return Task{}, false
 }
 
-// nextForward begins the first forward pass of a stage with fewer in flight than it may have.
-func (q *Queue) nextForward(may []int) (t Task, ok bool) {
+func anyTask(Task) bool { return true }
+
+// nextAgain begins the first forward pass of rule 4 of a stage from lo on.
+func (q *Queue) nextAgain(lo int) (t Task, ok bool) {
+	i := slices.IndexFunc(q.again, func(t Task) bool { return t.Stage >= lo })
+	if i < 0 {
+		return Task{}, false
+	}
+	t = q.again[i]
+	q.again = slices.Delete(q.again, i, i+1)
+	q.pairs[t.Pair].again = true
+	q.begin(t)
+	return t, true
+}
+
+// nextForward begins the first forward pass of a stage with fewer in flight than it may have, if that is one of some.
+func (q *Queue) nextForward(may []int, some func(Task) bool) (t Task, ok bool) {
 	best := -1
 	for s, ready := range q.forward {
-		if len(ready) > 0 && q.inFlight[s] < may[s] && (best < 0 || q.compare(ready[0], q.forward[best][0]) < 0) {
+		if len(ready) > 0 && q.inFlight[s] < may[s] && some(ready[0]) && (best < 0 || q.compare(ready[0], q.forward[best][0]) < 0) {
 			best = s
 		}
 	}

@@ -91,6 +91,34 @@ func TestRank(t *testing.T) {
 	}
 	q.Rank(before(Pair{0, 1}))
 	want(t, "preferred among those that run again", begins(q), f(0, 1), f(0, 0), f(0, 2))
+
+	q = NewQueue(2, 1)
+	for m := range 3 {
+		q.Assign(Pair{0, m})
+		q.Arrive(f(0, m))
+	}
+	want(t, "as many as may be in flight", begins(q), f(0, 0), f(0, 1))
+	q.Done(f(0, 0))
+	q.Done(f(0, 1))
+	q.Arrive(b(0, 0))
+	q.Arrive(b(0, 1))
+	q.Rank(before(Pair{0, 2}))
+	want(t, "an idle worker waits for it, and the limit holds", begins(q), b(0, 0), b(0, 1))
+	q.Done(b(0, 1))
+	want(t, "it comes next", begins(q), f(0, 2))
+}
+
+// In the first stage, the next one has nothing of what runs again.
+func TestRerunsAfterForwardPasses(t *testing.T) {
+	for stage, order := range [][]Task{{f(0, 1), f(0, 2), f(0, 0)}, {f(1, 0), f(1, 1)}} {
+		q := NewQueue(3, 1)
+		for m := range 3 {
+			q.Assign(Pair{stage, m})
+			q.Arrive(f(stage, m))
+		}
+		q.Arrive(b(stage, 0))
+		want(t, "the first of them runs again", begins(q), order...)
+	}
 }
 
 func TestRerunPassesTheLimit(t *testing.T) {
@@ -120,9 +148,8 @@ func TestWithdraw(t *testing.T) {
 		q.Assign(Pair{0, m})
 		q.Arrive(f(0, m))
 	}
-	q.SetLimit(0, 2, 0)
 	q.Arrive(b(0, 2))
-	want(t, "the rerun, and one", begins(q), f(0, 2), f(0, 0))
+	want(t, "one, and the rerun", begins(q), f(0, 0), f(0, 2))
 	if q.Withdraw(Pair{0, 0}) || !q.Withdraw(Pair{0, 1}) || !q.Withdraw(Pair{0, 7}) {
 		t.Error("what has begun stays, all else goes")
 	}
@@ -193,14 +220,18 @@ func (m *model) next() (best Task, ok bool) {
 		switch {
 		case e.phase == Forwarded && e.ran && e.again:
 			return 0
-		case forward && inFlight[p.Stage] < min(m.leads[p.Stage], limit):
+		case forward && m.ranks[p] < 0 && inFlight[p.Stage] < limit:
 			return 1
-		case e.phase == Forwarded && e.ran && e.gradient:
+		case forward && inFlight[p.Stage] < min(m.leads[p.Stage], limit):
 			return 2
-		case e.phase == Waiting && e.input && e.gradient:
+		case e.phase == Forwarded && e.ran && e.gradient:
 			return 3
-		case forward && inFlight[p.Stage] < limit:
+		case e.phase == Waiting && e.input && e.gradient && p.Stage > 0:
 			return 4
+		case forward && inFlight[p.Stage] < limit:
+			return 5
+		case e.phase == Waiting && e.input && e.gradient:
+			return 6
 		}
 		return 9
 	}
@@ -208,7 +239,7 @@ func (m *model) next() (best Task, ok bool) {
 	for p, e := range m.pairs {
 		r := rank(p, e)
 		t := BackwardOf(p)
-		forward := r == 1 || r >= 3
+		forward := r != 0 && r != 3
 		if forward {
 			t = ForwardOf(p)
 		}

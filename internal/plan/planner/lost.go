@@ -231,7 +231,7 @@ func (l *loss) rerun(settled map[graph.Pair]bool) {
 	}
 }
 
-// prioritize fills in First: pairs that run again and block live workers. Either pairs that began before the loss wait
+// prioritize fills in First: pairs that block live workers. Either they run again, and pairs that began before the loss wait
 // for their gradients, or their output is the first thing that an idle worker of the next stage can begin with. Other pairs
 // that run again only complete sums, or are needed in their order.
 func (l *loss) prioritize() {
@@ -254,32 +254,24 @@ func (l *loss) prioritize() {
 		}
 	}
 	// Workers whose pairs are all finished or not begun, without input: the lowest pair not begun.
-	next := make([]map[id.WorkerID]int, len(l.current.Stages)) // of those that wait for something that runs again
-	for pair := range l.again {
-		if s := pair.Stage + 1; s < len(next) && l.alive[l.current.Route[s][pair.Micro]] {
-			if next[s] == nil {
-				next[s] = make(map[id.WorkerID]int)
-			}
-			next[s][l.current.Route[s][pair.Micro]] = l.current.Micros()
-		}
-	}
-	for s, next := range next {
-		if next == nil {
-			continue
-		}
-		for m, w := range l.current.Route[s] {
-			was := l.said[s][m]
-			lowest, ok := next[w]
+	for s, route := range l.current.Route[1:] {
+		next, has := make(map[id.WorkerID]int), make(map[id.WorkerID]bool)
+		for m, w := range route {
+			was := l.said[s+1][m]
 			switch {
-			case !ok || was.Phase == graph.Finished || !l.current.Runs(graph.Pair{Stage: s, Micro: m}, l.view.Step):
+			case !l.alive[w] || was.Phase == graph.Finished || !l.current.Runs(graph.Pair{Stage: s + 1, Micro: m}, l.view.Step):
 			case was.Begun() || was.Input:
-				delete(next, w) // it has something
+				has[w] = true
 			default:
-				next[w] = min(lowest, m)
+				if _, ok := next[w]; !ok {
+					next[w] = m
+				}
 			}
 		}
-		for _, m := range next {
-			if before := (graph.Pair{Stage: s - 1, Micro: m}); l.again[before] {
+		for w, m := range next {
+			before := graph.Pair{Stage: s, Micro: m}
+			queued := l.alive[l.current.Route[s][m]] && l.current.Runs(before, l.view.Step) && !l.said[s][m].Begun()
+			if !has[w] && (l.again[before] || queued) {
 				first = append(first, before)
 			}
 		}
@@ -374,8 +366,13 @@ func (l *loss) capacity(spare map[place]int) {
 	}
 	for s, st := range l.Stages {
 		for _, w := range st.Workers {
-			// The lead was for other routes.
-			l.Limits = append(l.Limits, plan.Limit{Stage: s, Worker: w, Forwards: max(l.current.Limit(s, w).Forwards, len(l.Stages)-s) + stuck[place{s, w}] + spare[place{s, w}]})
+			// The lead was for other routes. In the first stage, for whose backward passes no worker waits, it lets the next one
+			// always have something to do.
+			limit := plan.Limit{Stage: s, Worker: w, Forwards: max(l.current.Limit(s, w).Forwards, len(l.Stages)-s) + stuck[place{s, w}] + spare[place{s, w}]}
+			if s == 0 && len(l.Stages) > 1 {
+				limit.Lead = limit.Forwards
+			}
+			l.Limits = append(l.Limits, limit)
 		}
 		l.Buffers = max(l.Buffers, l.MostSums(s))
 	}

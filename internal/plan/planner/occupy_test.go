@@ -172,6 +172,20 @@ func TestIdleWorkersAreServedFirst(t *testing.T) {
 	if want := (graph.Pair{Stage: 0, Micro: micro}); len(p.First) != 1 || p.First[0] != want {
 		t.Errorf("first are %v, want %v", p.First, want)
 	}
+	for _, limit := range p.Limits {
+		if first := limit.Stage == 0; first != (limit.Lead == limit.Forwards) {
+			t.Errorf("in a pipeline, those of the first stage alone lead by what may be in flight: %+v", limit)
+		}
+	}
+
+	// Another one waits for what a living worker has not begun.
+	waits := old.Route[1][microsOf(&old, 0, old.Stages[0].Workers[0])[0]]
+	next := microsOf(&old, 1, waits)[0]
+	v.Works = slices.DeleteFunc(v.Works, func(x plan.Work) bool { return x.Worker == waits })
+	p, _ = plannertest.After(t, &old, v, prof, planner.Event{Kind: planner.Lost})
+	if want := []graph.Pair{{Stage: 0, Micro: next}, {Stage: 0, Micro: micro}}; !slices.Equal(p.First, want) {
+		t.Errorf("first are %v, want %v", p.First, want)
+	}
 }
 
 // After a loss at the begin of a step, a worker may have micro-batches for two workers of the next stage: they get theirs in

@@ -229,6 +229,10 @@ func TestBaseInAStep(t *testing.T) {
 	if len(w.out) != 2 || w.out[0].(SendFill).Content != BaseState || w.out[1].(SendFill).Content != Increment || !w.idle() {
 		t.Errorf("%+v", w.out)
 	}
+	w.out = nil
+	if w.stopCopies(); len(w.out) > 0 {
+		t.Errorf("it is copied: %+v", w.out)
+	}
 	of, w.out = fill(2), nil
 	w.all[r].complete = false
 	if !w.base() {
@@ -238,6 +242,10 @@ func TestBaseInAStep(t *testing.T) {
 	w.Step(BasesCopied{})
 	if w.base() {
 		t.Error("it is tried again in the step")
+	}
+	w.out = nil
+	if w.stopCopies(); len(w.out) != 1 || w.out[0] != Duty(StopCopies{}) {
+		t.Errorf("it may still be copied: %+v", w.out)
 	}
 	w.step, w.passed.Step, w.out = nil, 3, nil
 	w.update(&request{}, key.Try{}, zero.Update{Step: 3})

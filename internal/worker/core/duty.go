@@ -175,6 +175,8 @@ type (
 		Step   int
 		Copies []Copy
 	}
+	// StopCopies ends the copying of bases after the array that it is at: those that are not whole are not made. A plan waits for it.
+	StopCopies struct{}
 	// Update applies a committed update to all shards, copies bases for transfers, and, if Save is set, makes the worker's part
 	// of a checkpoint; Stopped says that nothing changes the state afterwards. Parameters of layers that the worker does not
 	// serve are given up before.

@@ -172,6 +172,13 @@ func (w *Worker) dueBases(copies []Copy) []Copy {
 	return copies
 }
 
+// stopCopies ends the copying of bases. A plan that is applied now withdraws their transfers; if none is, they are copied after the next update.
+func (w *Worker) stopCopies() {
+	if slices.ContainsFunc(w.outgoing, func(o *outgoing) bool { return o.tried && !o.based }) {
+		w.emit(StopCopies{})
+	}
+}
+
 // baseSent makes room for further bases.
 func (w *Worker) baseSent(t Transfer) {
 	for _, o := range w.outgoing {

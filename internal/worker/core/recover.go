@@ -44,6 +44,7 @@ func (w *Worker) query(q control.Query) {
 	}
 	w.emit(control.Answer{Ballot: q.Ballot, Report: w.report()})
 	w.stopJob()
+	w.stopCopies()
 }
 
 // report says what a sealed worker knows.
@@ -105,6 +106,7 @@ func (w *Worker) receiveOrder(o control.Order) {
 	case o.Ballot.Compare(w.ballot) >= 0:
 		w.ballot = o.Ballot
 		w.setOrder(o)
+		w.stopCopies()
 		// First of all: what goes on may wait for a worker that is lost.
 		w.admit(&o)
 	}

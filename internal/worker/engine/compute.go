@@ -57,6 +57,7 @@ type taskEnded struct {
 	began time.Time
 	ended time.Time
 
+	fill bool   // not on the lane's thread, whose priority is low: plans wait for it
 	name string // of the span
 	of   Span
 	take func() // takes what a task that has succeeded made
@@ -81,6 +82,10 @@ func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
 		end.err = f(&end)
 		end.of.Beside, end.of.Waited = max(end.of.Beside, e.beside()), e.lanes[lane].waited
 		end.ended = e.now()
+	}
+	if end.fill {
+		e.tasks.Go(task)
+		return
 	}
 	select {
 	case e.lanes[lane].tasks <- task:
@@ -521,34 +526,6 @@ func (e *Engine) prepare(d core.Prepare) {
 		}
 		return nil
 	})
-}
-
-// replay applies an update to the state that a transfer brings.
-func (e *Engine) replay(d core.Replay) {
-	in := e.incoming[d.Range]
-	e.start(d.Lane, taskEnded{event: core.Replayed{}}, func(*taskEnded) error {
-		in.measure(e.guard) // here, since the loop would be held up by it when the plan goes live
-		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update, in.digests...)
-		return nil
-	})
-}
-
-// copy copies the bases of transfers.
-func (e *Engine) copy(d core.CopyBases) {
-	sources := e.sources(d.Copies)
-	e.start(d.Lane, taskEnded{event: core.BasesCopied{}}, func(*taskEnded) error {
-		e.mail.put(copied{e.copyBases(d.Copies, sources, d.Step)})
-		return nil
-	})
-}
-
-// sources returns the shards of copies that are to be made.
-func (e *Engine) sources(copies []core.Copy) (all []*shard) {
-	e.copies = e.copies || len(copies) > 0
-	for _, c := range copies {
-		all = append(all, e.shards[c.Source])
-	}
-	return all
 }
 
 // update applies a committed update to the shards. The loop is told of each that is done, so that its parameters are on their way

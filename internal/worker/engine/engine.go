@@ -50,6 +50,7 @@ type Engine struct {
 	opsCtx    context.Context // of operations of groups
 	opsCancel context.CancelFunc
 	jobStop   context.CancelFunc // of the operation's job
+	copyStop  atomic.Bool        // no more bases are copied by the task of the moment
 
 	network
 	memory
@@ -279,6 +280,8 @@ func (e *Engine) perform(d core.Duty) {
 		e.replay(d)
 	case core.CopyBases:
 		e.copy(d)
+	case core.StopCopies:
+		e.copyStop.Store(true)
 	case core.Update:
 		e.update(d)
 	case core.Begin:

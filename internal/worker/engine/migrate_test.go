@@ -530,6 +530,11 @@ func TestAlteredIsNotCopied(t *testing.T) {
 		if bases := e.copyBases(copies, sources, 1); len(bases[whole]) == 0 {
 			t.Error("nothing is copied of what is good")
 		}
+		e.copyStop.Store(true)
+		if bases := e.copyBases(copies, sources, 1); len(bases) > 0 {
+			t.Errorf("%d are copied after the stop", len(bases))
+		}
+		e.copyStop.Store(false)
 
 		sums := slices.Clone(e.guard.of(part)[0])
 		sh.params[0] *= 2

@@ -254,7 +254,7 @@ func follow(others, arrays [][]float32, from int) bool {
 // copied brings bases.
 type copied struct{ bases map[core.Transfer][]float32 }
 
-// copyBases copies the bases of transfers, but for those whose source was altered, which the next exchange repairs.
+// copyBases copies the bases of transfers, but for those whose source was altered, which the next exchange repairs, until it is to stop.
 func (e *Engine) copyBases(copies []core.Copy, sources []*shard, step int) map[core.Transfer][]float32 {
 	bases := make(map[core.Transfer][]float32)
 	for i, c := range copies {
@@ -263,6 +263,9 @@ func (e *Engine) copyBases(copies []core.Copy, sources []*shard, step int) map[c
 		m := e.spares.get(core.BaseHead + (1+len(sh.state.Moments))*(hi-lo))
 		m[0] = math.Float32frombits(uint32(step))
 		for i, x := range sh.arrays() {
+			if e.copyStop.Load() {
+				return bases
+			}
 			pages.Copy(m[core.BaseHead+i*(hi-lo):], x[lo:hi])
 		}
 		if e.guard.fit(c.Range, m[core.BaseHead:]) {
@@ -303,4 +306,33 @@ func (e *Engine) restore(d core.Restore) {
 		delete(e.blocks, at)
 	}
 	e.guard.take(d.Block, arrays[0], arrays[1:]...)
+}
+
+// replay applies an update to the state that a transfer brings.
+func (e *Engine) replay(d core.Replay) {
+	in := e.incoming[d.Range]
+	e.start(d.Lane, taskEnded{event: core.Replayed{}, fill: true}, func(*taskEnded) error {
+		in.measure(e.guard) // here, since the loop would be held up by it when the plan goes live
+		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update, in.digests...)
+		return nil
+	})
+}
+
+// copy copies the bases of transfers.
+func (e *Engine) copy(d core.CopyBases) {
+	sources := e.sources(d.Copies)
+	e.start(d.Lane, taskEnded{event: core.BasesCopied{}, fill: true}, func(*taskEnded) error {
+		e.mail.put(copied{e.copyBases(d.Copies, sources, d.Step)})
+		return nil
+	})
+}
+
+// sources returns the shards of copies that are to be made.
+func (e *Engine) sources(copies []core.Copy) (all []*shard) {
+	e.copies = e.copies || len(copies) > 0
+	e.copyStop.Store(false)
+	for _, c := range copies {
+		all = append(all, e.shards[c.Source])
+	}
+	return all
 }
