@@ -40,14 +40,8 @@ type incoming struct {
 	state    *zero.Shard // nil before the base is here
 	params   []float32
 	gradient []float32       // used again for each update
-	digests  [][]zero.Digest // nil before they are taken, and without a guard
-}
-
-// measure takes the digests of what came, unless an update has.
-func (in *incoming) measure(g *guard) {
-	if in.digests == nil {
-		in.digests = g.measure(in.r, in.params, in.state.Moments...)
-	}
+	measured chan struct{}   // closed when digests are those of the base
+	digests  [][]zero.Digest // nil without a guard
 }
 
 // found makes the state of a range out of the base that has come.
@@ -63,7 +57,11 @@ func (e *Engine) found(r id.Range) error {
 	if err != nil {
 		return err
 	}
-	in.params, in.state, in.gradient = array(0), state, pages.Make(n)
+	in.params, in.state, in.gradient, in.measured = array(0), state, pages.Make(n), make(chan struct{})
+	e.tasks.Go(func() { // a plan may wait for what follows
+		in.digests = e.guard.measure(r, in.params, moments...)
+		close(in.measured)
+	})
 	return nil
 }
 
@@ -148,7 +146,7 @@ func (e *Engine) derive(r id.Range, moments [][]float32) (*shard, error) {
 func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
 	if slices.Contains(transfers, r) {
 		in := e.incoming[r]
-		in.measure(e.guard)
+		<-in.measured
 		e.guard.put(r, in.digests)
 		return &shard{Range: r, state: in.state, params: in.params, watched: true}, nil
 	}
@@ -184,7 +182,7 @@ func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
 		in := e.incoming[x]
 		take(in.r, in.params, in.state.Moments)
 		if x.Layer == r.Layer {
-			in.measure(e.guard)
+			<-in.measured
 			e.guard.put(in.r, in.digests)
 		}
 	}
@@ -312,7 +310,7 @@ func (e *Engine) restore(d core.Restore) {
 func (e *Engine) replay(d core.Replay) {
 	in := e.incoming[d.Range]
 	e.start(d.Lane, taskEnded{event: core.Replayed{}, fill: true}, func(*taskEnded) error {
-		in.measure(e.guard) // here, since the loop would be held up by it when the plan goes live
+		<-in.measured
 		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update, in.digests...)
 		return nil
 	})
