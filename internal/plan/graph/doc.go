@@ -34,8 +34,8 @@
 //     more. Where a worker runs several passes at a time, as many more may be in flight.
 //  4. A forward pass whose gradient is already waiting is one that is run
 //     again, because the worker that ran it is gone. It passes the limit, and
-//     its backward pass follows at once. In the first stage no worker waits for it, so
-//     forward passes go before it, which the next stage has work by.
+//     its backward pass follows at once. In the first stage, no worker waits for what it
+//     makes, so forward passes, which give the next stage work, come before it.
 //
 // Why no step gets stuck: what is in flight in the last stage has its
 // gradient as soon as its forward pass is done, so it always ends. If all that
