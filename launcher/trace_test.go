@@ -331,6 +331,7 @@ func TestFaultDuringARecoveryIsATraceOfItsOwn(t *testing.T) {
 	var events []rundir.Event
 	var steps []rundir.Metrics
 	var roots []trace.Span
+	within := false
 	for try := range 5 {
 		_, file, events, steps = traced(t, "--workers", "4", "--mirrors", "2", "--chaos", "freeze:1@7,kill:2@7+8")
 		roots = named(file, trace.ID{}, trace.Recovery)
@@ -338,13 +339,14 @@ func TestFaultDuringARecoveryIsATraceOfItsOwn(t *testing.T) {
 			t.Logf("try %d: %d recoveries", try, len(roots))
 			continue
 		}
-		if apart := roots[0].End.Before(roots[1].Start) || roots[1].End.Before(roots[0].Start); !apart {
+		// One may end after the kill, and before the agent knows of that.
+		if within = roots[0].True(trace.KeySuperseded) || roots[1].True(trace.KeySuperseded); within {
 			break
 		}
 		t.Logf("try %d: one recovery after the other", try)
 	}
-	if len(roots) != 2 {
-		t.Fatal("no try had two recoveries")
+	if !within {
+		t.Fatal("no try had a fault during a recovery")
 	}
 	if roots[0].Start.After(roots[1].Start) {
 		roots[0], roots[1] = roots[1], roots[0]
@@ -431,13 +433,17 @@ func TestTraceCommand(t *testing.T) {
 	if status, _, stderr := result(t, over); status != 2 || !strings.Contains(stderr, "--perfetto run/traces.jsonl: the run's own file; give another name") {
 		t.Errorf("%d: %s", status, stderr)
 	}
-	for _, want := range []string{"recovery in step 4: ", "  worker 2 exited: signal: killed\n", "  detect ", "  resume ", "█", "slowest worker: "} {
+	struck, steps := "recovery in step 4: ", 3 // traced in full are the first, the fourth, which was struck, and the eighth
+	if early := "recovery in step 3: "; strings.Contains(text, early) {
+		struck, steps = early, 4 // on a busy machine, the others may not have passed the third yet
+	}
+	for _, want := range []string{struck, "  worker 2 exited: signal: killed\n", "  detect ", "  resume ", "█", "slowest worker: "} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}
 	}
 	var report trace.Report
-	if err := json.Unmarshal([]byte(run("--json")), &report); err != nil || report.Steps != 3 { // the first, the fourth, which was struck, and the eighth
+	if err := json.Unmarshal([]byte(run("--json")), &report); err != nil || report.Steps != steps {
 		t.Errorf("%v: %+v", err, report)
 	}
 	ended := slices.DeleteFunc(slices.Clone(report.Recoveries), func(r trace.RecoveryReport) bool { return r.Superseded }) // one of a link that broke first
