@@ -433,9 +433,9 @@ func TestTraceCommand(t *testing.T) {
 	if status, _, stderr := result(t, over); status != 2 || !strings.Contains(stderr, "--perfetto run/traces.jsonl: the run's own file; give another name") {
 		t.Errorf("%d: %s", status, stderr)
 	}
-	struck, steps := "recovery in step 4: ", 3 // traced in full are the first, the fourth, which was struck, and the eighth
+	struck := "recovery in step 4: "
 	if early := "recovery in step 3: "; strings.Contains(text, early) {
-		struck, steps = early, 4 // on a busy machine, the others may not have passed the third yet
+		struck = early // on a busy machine, the others may not have passed the third yet
 	}
 	for _, want := range []string{struck, "  worker 2 exited: signal: killed\n", "  detect ", "  resume ", "█", "slowest worker: "} {
 		if !strings.Contains(text, want) {
@@ -443,7 +443,9 @@ func TestTraceCommand(t *testing.T) {
 		}
 	}
 	var report trace.Report
-	if err := json.Unmarshal([]byte(run("--json")), &report); err != nil || report.Steps != steps {
+	err := json.Unmarshal([]byte(run("--json")), &report)
+	// Traced in full are the first step, the one that was struck, the fourth in any case, the eighth, and those in which a late worker was relieved.
+	if err != nil || report.Steps < 3 || report.Steps > 4+len(report.Reliefs) {
 		t.Errorf("%v: %+v", err, report)
 	}
 	ended := slices.DeleteFunc(slices.Clone(report.Recoveries), func(r trace.RecoveryReport) bool { return r.Superseded }) // one of a link that broke first
