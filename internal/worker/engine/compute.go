@@ -63,7 +63,7 @@ type taskEnded struct {
 	take func() // takes what a task that has succeeded made
 }
 
-// start has a lane run f, whose end the loop is told. A panic in f is an error of the task.
+// start has a lane run f, or a goroutine in its place, whose end the loop is told. A panic in f is an error of the task.
 func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
 	end.lane = lane
 	task := func() {
