@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/net/look"
 )
 
 // Bell is a number on the board of a peer that changes when it rings.
@@ -59,7 +61,7 @@ func (l Bell) Sleep(old uint32, a *Alarm, alarm uint32) {
 	l.sleepers.Add(1)
 	l.sleep(old, a, alarm)
 	l.sleepers.Add(^uint32(0))
-	quick.Store(time.Since(began) < long)
+	look.Slept(time.Since(began))
 }
 
 func (l Bell) sleep(old uint32, a *Alarm, alarm uint32) {
@@ -79,49 +81,15 @@ func (l Bell) sleep(old uint32, a *Alarm, alarm uint32) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(l.word)), wait, uintptr(old), uintptr(unsafe.Pointer(&limit)), 0, 0)
 }
 
-// A thread that waits looks again and again before it sleeps: to wake it takes 30 to 40 µs on a virtual machine, and while it is woken, the one that it then waits for falls asleep
-// in turn, unless that one looks for longer. Between two looks it yields the processor, which is how the others of its host get on where there are more of them than
-// processors.
-//
-// That is for collectives that come one after the other. What slept long before sleeps at once: it waits for others that compute, and looking would take time from them. And
-// nothing looks for a while after the processor was gone for longer than lookGap between two looks, because then programs may use it that nothing is expected of, and the
-// system lets those run soon that it wakes: for lookRest times as long as it was gone.
-const (
-	lookFor  = 100 * time.Microsecond
-	lookGap  = 2 * time.Millisecond
-	lookRest = 8
-	long     = 300 * time.Microsecond // for a sleep
-)
-
-var (
-	start = time.Now()
-	rest  atomic.Int64 // until when nothing looks, since start
-	quick atomic.Bool  // the last sleep was not long
-)
-
 // Look waits for a short time until a condition holds that can become true when the bell rings, and reports whether it does.
 func (l Bell) Look(done func() bool) bool {
-	seen := l.Now()
-	if done() {
-		return true
-	}
-	if !quick.Load() {
-		return false
-	}
-	began := time.Since(start)
-	for last := began; int64(last) >= rest.Load() && last-began < lookFor; {
-		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-		if now := l.Now(); now != seen {
-			if done() {
-				return true
-			}
-			seen = now
+	seen, known := uint32(0), false
+	return look.For(func() bool {
+		now := l.Now()
+		if known && now == seen {
+			return false
 		}
-		now := time.Since(start)
-		if gone := now - last; gone > lookGap {
-			rest.Store(int64(now + lookRest*gone))
-		}
-		last = now
-	}
-	return false
+		seen, known = now, true
+		return done()
+	})
 }

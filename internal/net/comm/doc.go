@@ -34,6 +34,7 @@
 //     another, Config.OnLink is told, and the data pass through the link.
 //   - Processes of one host open each other's boards (package board), for collectives of package group. Where
 //     they cannot, Config.OnLink is told, and these send messages.
+//   - A link over TCP without TLS gets a line (package line, Linux) with the first collective that could use it. The two end together.
 //   - The reader of a link never waits for a receive. A message above
 //     Config.Eager is sent only against credit, which it gets when its receive
 //     is posted; early smaller ones are bounded by Config.Pool for each peer.
@@ -73,7 +74,7 @@
 //	accept    one per endpoint: takes connections from the listener
 //	answer    one per connection whose proof and hello are being read, at most 256
 //	peer.run  one per member: owns its link; dials, writes, and joins the two below
-//	dial      one per member while its loop dials
+//	dial      one per member while its loop dials, and one while a line is dialled
 //	link.read one per link: reads frames and data
 //	fetch     one per link within a host: reads large messages from the peer's memory
 //
@@ -81,7 +82,7 @@
 // Close and SetDeadline of a connection, and those that wake a sleeper on a board or let go of one. Callbacks ([Sending.OnDone],
 // [Receiving.OnDone]) are called without it.
 //
-// # Wire format, version 4
+// # Wire format, version 5
 //
 // A connection carries frames both ways. All numbers are little-endian; the
 // data of messages are in the byte order of the machines, which must be the
@@ -96,8 +97,8 @@
 //
 //	hello   40  "SLTN", uint16 version, uint16 0x0102 in the machine's order, from and to
 //	            (each uint32 worker, uint32 incarnation), uint64 newest link known,
-//	            uint32 pool, uint32 zero
-//	welcome 16  uint64 number of the link, uint32 pool, uint32 zero
+//	            uint32 pool, uint32 1 if the link can have a line
+//	welcome 16  uint64 number of the link, uint32 pool, uint32 1 if the link can have a line
 //	refuse  16  uint64 newest link known, uint8 reason, 7 bytes zero
 //	open    56  key, uint64 size, uint16 priority, uint16 1 if eager
 //	data     n  at most 1 MiB of the message, in order
@@ -111,6 +112,8 @@
 //	reach   16  uint64, 1 if the fence was read, plus 2 if the board was opened; uint64 place of the board there
 //	offer   72  open, which is not eager, then uint64 address of the data, uint64 value of the fence
 //	taken    8  the data of an offer were read; uint64 nanoseconds that this took
+//	line    24  from and to, as in a hello; uint64 number of the link
+//	no line  0  there will be none
 //
 //	key     44  uint8 kind, uint8 dir, uint16 zero, int32 layer, int32 micro, uint32 node lo,
 //	            uint32 node hi, uint64 step, int64 lo, int64 hi
@@ -130,6 +133,9 @@
 // answers reach, whatever worked. From then on, where the fence was read, messages above Config.Eager are announced to it by offer, and answered by taken, by drop, or by
 // credit where the fence has another value than announced. A side changes its fence before it uses the data of an offer without
 // an answer for something else, which is when it sends cancel.
+//
+// Where both sides can have a line, the one with the lower worker dials a second connection when a collective needs it. Behind its proof it sends line, and the other answers welcome, with
+// the number of the link, or refuse. What follows is in package line. Where there is none, the side that dials sends no line on the link.
 //
 // A frame of an unknown type, a wrong length, a number that cannot be, or a
 // zero that is not zero ends the connection: there are no trailing bytes to

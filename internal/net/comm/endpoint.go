@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/board"
+	"github.com/soliton-train/soliton/internal/net/line"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -36,6 +37,8 @@ type Endpoint struct {
 	order   uint64                  // of sendings
 	callers *auth.Lobby             // accepted, hello not read
 	shaped  map[id.WorkerID]float64 // bytes per second
+
+	hub *line.Hub // of all lines; nil before the first
 
 	board     *board.Board // what we show to others of our host; nil where there is none
 	boardless error        // why there is none
@@ -120,6 +123,9 @@ func (e *Endpoint) Close() error {
 		clear(e.in.keys)
 		if e.board != nil {
 			_ = e.board.Close()
+		}
+		if e.hub != nil {
+			e.hub.Close()
 		}
 		e.unlock()
 	}
@@ -371,6 +377,10 @@ func (e *Endpoint) Stats() []PeerStats {
 	for _, p := range e.peers {
 		s := p.stats
 		s.Peer, s.Linked, s.Links = p.Session, p.link != nil, p.known
+		if p.link != nil && p.link.line != nil {
+			sent, received := p.link.line.Bytes()
+			s.WireSent, s.WireReceived = s.WireSent+sent, s.WireReceived+received
+		}
 		all = append(all, s)
 	}
 	return all
@@ -399,7 +409,7 @@ func (e *Endpoint) answer(c net.Conn) {
 	stays := e.callers.Leave(c)
 	e.lock()
 	var reply Frame
-	switch forged := err == nil && (f.Type != FrameHello || auth.Ends{From: f.From, To: f.To} != ends); {
+	switch forged := err == nil && (f.Type != FrameHello && f.Type != FrameLine || auth.Ends{From: f.From, To: f.To} != ends); {
 	case e.closed || !stays || err != nil && !errors.Is(err, errVersion) || forged:
 		switch {
 		case e.closed:
@@ -424,6 +434,14 @@ func (e *Endpoint) answer(c net.Conn) {
 				e.cfg.Rejected.Add(auth.Outdated, 1)
 			}
 			reply = Frame{Type: FrameRefuse, Reason: RefusedNotMember}
+			break
+		}
+		if f.Type == FrameLine {
+			if p.takeLine(c, f) {
+				e.unlock()
+				return
+			}
+			reply = Frame{Type: FrameRefuse, Reason: RefusedLine}
 			break
 		}
 		if reason := p.called(c, f); reason != 0 {

@@ -33,6 +33,8 @@ const (
 	FrameReach                        // answer: what of it worked
 	FrameOffer                        // announces a message, and where its data are
 	FrameTaken                        // answer: they were read
+	FrameLine                         // first from the side that dialled: the connection is the line of a link
+	FrameNoLine                       // there will be no line
 	frameEnd
 )
 
@@ -43,7 +45,7 @@ const (
 	MaxChunk = 1 << 20
 
 	magic       = 0x4e544c53 // "SLTN"
-	wireVersion = 4
+	wireVersion = 5
 	orderMark   = 0x0102
 )
 
@@ -55,6 +57,7 @@ var frameTypes = [...]struct {
 	FrameData: {"data", -1}, FrameCredit: {"credit", 0}, FrameDrop: {"drop", 0}, FrameCancel: {"cancel", 0}, FrameReturn: {"return", 4},
 	FrameSync: {"sync", 0}, FrameSynced: {"synced", 0},
 	FrameProbe: {"probe", 32}, FrameReach: {"reach", 16}, FrameOffer: {"offer", keySize + 28}, FrameTaken: {"taken", 8},
+	FrameLine: {"line", 24}, FrameNoLine: {"no line", 0},
 }
 
 // Refusal says why a link was refused.
@@ -67,12 +70,13 @@ const (
 	RefusedCrossed                      // we are calling too, and our call wins
 	RefusedLinked                       // a newer link exists than the caller knows of
 	RefusedVersion                      // another protocol version or byte order
+	RefusedLine                         // no line belongs to the link that the caller names, or the system has none left
 	refusedEnd
 )
 
 var refusals = [...]string{
 	RefusedNotMember: "not a member there", RefusedWrongPeer: "another session answers there", RefusedCrossed: "calls crossed",
-	RefusedLinked: "linked already", RefusedVersion: "another protocol version or byte order",
+	RefusedLinked: "linked already", RefusedVersion: "another protocol version or byte order", RefusedLine: "no line there",
 }
 
 // String returns the reason in words.
@@ -98,8 +102,9 @@ type Frame struct {
 	Place uint64        // FrameReach: the board's place there
 	Took  time.Duration // FrameTaken: for the read, at most maxTook
 
-	From, To id.Session // FrameHello
-	Link     uint64     // FrameHello, FrameRefuse: newest link known; FrameWelcome: number of this one
+	From, To id.Session // FrameHello, FrameLine
+	Link     uint64     // FrameHello, FrameRefuse: newest link known; FrameWelcome: number of this one; FrameLine: of that whose line it is
+	Lines    bool       // FrameHello, FrameWelcome: the link can have a line
 	Pool     uint32     // FrameHello, FrameWelcome: bytes of pool for early messages; FrameReturn: bytes free again
 	Reason   Refusal    // FrameRefuse
 }
@@ -136,11 +141,14 @@ func (f Frame) Append(b []byte) []byte {
 		b = auth.Ends{From: f.From, To: f.To}.Append(b)
 		b = le.AppendUint64(b, f.Link)
 		b = le.AppendUint32(b, f.Pool)
-		b = le.AppendUint32(b, 0)
+		b = le.AppendUint32(b, flag(f.Lines))
 	case FrameWelcome:
 		b = le.AppendUint64(b, f.Link)
 		b = le.AppendUint32(b, f.Pool)
-		b = le.AppendUint32(b, 0)
+		b = le.AppendUint32(b, flag(f.Lines))
+	case FrameLine:
+		b = auth.Ends{From: f.From, To: f.To}.Append(b)
+		b = le.AppendUint64(b, f.Link)
 	case FrameRefuse:
 		b = le.AppendUint64(b, f.Link)
 		b = append(b, byte(f.Reason), 0, 0, 0, 0, 0, 0, 0)
@@ -148,11 +156,7 @@ func (f Frame) Append(b []byte) []byte {
 		b = f.Key.append(b)
 		b = le.AppendUint64(b, uint64(f.Size))
 		b = le.AppendUint16(b, uint16(f.Priority))
-		var eager uint16
-		if f.Eager {
-			eager = 1
-		}
-		b = le.AppendUint16(b, eager)
+		b = le.AppendUint16(b, uint16(flag(f.Eager)))
 		if f.Type == FrameOffer {
 			b = le.AppendUint64(b, f.Addr)
 			b = le.AppendUint64(b, f.Fence)
@@ -178,6 +182,13 @@ func (f Frame) Append(b []byte) []byte {
 		b = le.AppendUint64(b, uint64(f.Took))
 	}
 	return b
+}
+
+func flag(set bool) uint32 {
+	if set {
+		return 1
+	}
+	return 0
 }
 
 // errVersion is a hello of another protocol version or byte order.
@@ -240,9 +251,12 @@ func (f *Frame) decode(p []byte) error {
 		}
 		ends := auth.DecodeEnds(p[8:])
 		f.From, f.To = ends.From, ends.To
-		f.Link, f.Pool = le.Uint64(p[24:]), le.Uint32(p[32:])
+		f.Link, f.Pool, f.Lines = le.Uint64(p[24:]), le.Uint32(p[32:]), le.Uint32(p[36:]) != 0
 	case FrameWelcome:
-		f.Link, f.Pool = le.Uint64(p), le.Uint32(p[8:])
+		f.Link, f.Pool, f.Lines = le.Uint64(p), le.Uint32(p[8:]), le.Uint32(p[12:]) != 0
+	case FrameLine:
+		ends := auth.DecodeEnds(p)
+		f.From, f.To, f.Link = ends.From, ends.To, le.Uint64(p[16:])
 	case FrameRefuse:
 		f.Link, f.Reason = le.Uint64(p), Refusal(p[8])
 		if f.Reason == 0 || f.Reason >= refusedEnd {

@@ -3,12 +3,15 @@ package comm
 import (
 	"bufio"
 	"container/heap"
+	"context"
 	"errors"
 	"io"
 	"net"
 	"os"
 	"sync/atomic"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/net/line"
 )
 
 // link is one connection to a peer. The peer's loop makes it, writes to it,
@@ -21,6 +24,12 @@ type link struct {
 	dead   bool // what still comes is ignored
 
 	counted bool // as new, by Connect; under e.mu
+
+	// Under e.mu. A line is a connection of its own for collectives (package line).
+	lines    bool // both ends can have one
+	line     *line.Line
+	lineless bool               // there will be none
+	dialling context.CancelFunc // nil: nothing dials it
 
 	reach               // how the peer's memory is read
 	ours  atomic.Uint64 // our fence, which the peer reads
@@ -239,6 +248,8 @@ func (l *link) read() error {
 			l.control(Frame{Type: FrameSynced, ID: f.ID})
 		case FrameSynced:
 			err = l.syncAnswered(f.ID)
+		case FrameNoLine:
+			l.noLine()
 		default:
 			err = protocolError("%v on a link that is up", f)
 		}

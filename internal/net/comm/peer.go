@@ -13,6 +13,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/line"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -48,6 +49,7 @@ type handover struct {
 	conn    net.Conn
 	number  uint64
 	pool    uint32 // of the other side
+	lines   bool   // the other side can have a line
 	welcome bool   // we owe it
 }
 
@@ -134,7 +136,7 @@ func (p *peer) called(c net.Conn, hello Frame) Refusal {
 		p.link.conn.Close()
 	}
 	p.known = max(p.known, hello.Link) + 1
-	p.next = &handover{conn: c, number: p.known, pool: hello.Pool, welcome: true}
+	p.next = &handover{conn: c, number: p.known, pool: hello.Pool, lines: hello.Lines, welcome: true}
 	p.wakeUp()
 	return 0
 }
@@ -210,12 +212,7 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 				ctx, cancel := context.WithTimeout(e.ctx, timing.Handshake)
 				p.abort = cancel
 				dialled = make(chan result, 1)
-				addr, known, connect := p.Addr, p.known, e.cfg.Transport.Dial
-				if p.small {
-					connect = func(ctx context.Context, addr string) (net.Conn, error) {
-						return transport.DialSmall(ctx, e.cfg.Transport, addr)
-					}
-				}
+				addr, known, connect := p.Addr, p.known, e.dialler(p.small)
 				out := dialled
 				e.tasks.Go(func() {
 					defer cancel()
@@ -275,10 +272,34 @@ type refusedError struct {
 func (e *refusedError) Error() string { return ErrRefused.Error() + ": " + e.reason.String() }
 func (e *refusedError) Unwrap() error { return ErrRefused }
 
-// dial calls the peer and shakes hands.
-func (p *peer) dial(ctx context.Context, connect func(context.Context, string) (net.Conn, error), addr string, known uint64) (*handover, error) {
-	fail := func(err error) (*handover, error) {
-		return nil, &Error{Op: "dial", Peer: p.Session, Remote: true, Err: err}
+// dial calls the peer for a link.
+func (p *peer) dial(ctx context.Context, connect dialler, addr string, known uint64) (*handover, error) {
+	c, f, err := p.greet(ctx, connect, addr, func(c net.Conn) Frame {
+		return Frame{Type: FrameHello, From: p.e.cfg.Self, To: p.Session, Link: known, Pool: uint32(p.e.cfg.Pool), Lines: line.Capable(c)}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &handover{conn: c, number: f.Link, pool: f.Pool, lines: f.Lines}, nil
+}
+
+// dialler connects to an address.
+type dialler func(ctx context.Context, addr string) (net.Conn, error)
+
+// dialler returns how to connect, by small packets or not.
+func (e *Endpoint) dialler(small bool) dialler {
+	if !small {
+		return e.cfg.Transport.Dial
+	}
+	return func(ctx context.Context, addr string) (net.Conn, error) {
+		return transport.DialSmall(ctx, e.cfg.Transport, addr)
+	}
+}
+
+// greet calls the peer, shakes hands, sends the first frame, and returns the welcome.
+func (p *peer) greet(ctx context.Context, connect dialler, addr string, first func(net.Conn) Frame) (net.Conn, Frame, error) {
+	fail := func(err error) (net.Conn, Frame, error) {
+		return nil, Frame{}, &Error{Op: "dial", Peer: p.Session, Remote: true, Err: err}
 	}
 	c, err := connect(ctx, addr)
 	if err != nil {
@@ -286,9 +307,8 @@ func (p *peer) dial(ctx context.Context, connect func(context.Context, string) (
 	}
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(past) })
 	f, err := func() (Frame, error) {
-		ends := auth.Ends{From: p.e.cfg.Self, To: p.Session}
-		hello := Frame{Type: FrameHello, From: ends.From, To: ends.To, Link: known, Pool: uint32(p.e.cfg.Pool)}
-		if err := auth.Call(c, p.e.cfg.Key, ends, hello.Append(nil)); err != nil {
+		hello := first(c)
+		if err := auth.Call(c, p.e.cfg.Key, auth.Ends{From: hello.From, To: hello.To}, hello.Append(nil)); err != nil {
 			return Frame{}, err
 		}
 		return NewFrameReader(c).Next()
@@ -298,7 +318,7 @@ func (p *peer) dial(ctx context.Context, connect func(context.Context, string) (
 		err = ctx.Err()
 	case err != nil:
 	case f.Type == FrameWelcome:
-		return &handover{conn: c, number: f.Link, pool: f.Pool}, nil
+		return c, f, nil
 	case f.Type == FrameRefuse:
 		err = &refusedError{f.Reason, f.Link}
 	default:
@@ -313,13 +333,13 @@ func (p *peer) serve(h *handover) {
 	e := p.e
 	l := &link{
 		p: p, conn: h.conn, number: h.number, pool: int(h.pool), window: int(h.pool),
-		out: make(map[uint64]*Sending), in: make(map[uint64]*incoming),
+		out: make(map[uint64]*Sending), in: make(map[uint64]*incoming), lines: h.lines && line.Capable(h.conn),
 	}
 	l.ours.Store(rand.Uint64())
 	near, copies := transport.Neighbour(h.conn)
 	l.conn.SetDeadline(time.Time{})
 	if h.welcome {
-		l.ctl = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(e.cfg.Pool)}.Append(nil) // goes with the first frames
+		l.ctl = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(e.cfg.Pool), Lines: line.Capable(h.conn)}.Append(nil) // goes with the first frames
 	}
 	e.lock()
 	p.taken = nil
@@ -376,6 +396,7 @@ func (p *peer) serve(h *handover) {
 	if l.board != nil {
 		_ = l.board.Close()
 	}
+	l.endLine(lostErr(err))
 	p.tell(LinkEvent{Peer: p.Session, Link: l.number, Err: lostErr(err)})
 }
 

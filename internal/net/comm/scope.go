@@ -3,12 +3,15 @@ package comm
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/board"
 	"github.com/soliton-train/soliton/internal/net/cma"
+	"github.com/soliton-train/soliton/internal/net/line"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Scope is what a group uses of an endpoint beyond its messages: their keys ([GroupKey]) live as long as a version of the group, and
@@ -91,6 +94,110 @@ func (s *Scope) Neighbours(members []id.Session) (all []Neighbour, ours *board.B
 	return all, s.e.board, nil
 }
 
+// Lines returns the lines to sessions, in their order, nil where two ends have none, and their hub, nil where there are no lines at all. The two ends agree on it. Where it is not
+// known yet for one of them, it returns a channel that is closed when more is known.
+func (s *Scope) Lines(members []id.Session) (all []*line.Line, hub *line.Hub, later <-chan struct{}) {
+	all = make([]*line.Line, len(members))
+	for i, m := range members {
+		if m == s.e.cfg.Self {
+			continue
+		}
+		p := s.e.peers[m.Worker]
+		if p == nil || p.Session != m || p.link == nil {
+			later = s.e.changed
+			continue
+		}
+		switch l := p.link; {
+		case l.line != nil:
+			all[i], hub = l.line, s.e.hub
+		case l.lines && !l.lineless:
+			later = s.e.changed
+			l.wantLine()
+		}
+	}
+	return all, hub, later
+}
+
+// wantLine has the line dialled, by the end with the lower worker.
+func (l *link) wantLine() {
+	p := l.p
+	if l.dialling != nil || p.Worker < p.e.cfg.Self.Worker {
+		return
+	}
+	ctx, cancel := context.WithTimeout(p.e.ctx, timing.Handshake)
+	l.dialling = cancel
+	connect := p.e.dialler(p.small)
+	addr := p.Addr
+	p.e.tasks.Go(func() {
+		defer cancel()
+		f := Frame{Type: FrameLine, From: p.e.cfg.Self, To: p.Session, Link: l.number}
+		c, _, err := p.greet(ctx, connect, addr, func(net.Conn) Frame { return f })
+		p.e.lock()
+		defer p.e.unlock()
+		if err == nil && l.addLine(c, nil) {
+			return
+		}
+		if p.link == l {
+			l.noLine()
+			l.control(Frame{Type: FrameNoLine})
+		}
+	})
+}
+
+// takeLine makes a connection the line that its caller says it is, and welcomes it, if that can be.
+func (p *peer) takeLine(c net.Conn, f Frame) bool {
+	l := p.link
+	if l == nil || l.number != f.Link || !l.lines || l.line != nil || l.lineless || !line.Capable(c) {
+		return false
+	}
+	return l.addLine(c, Frame{Type: FrameWelcome, Link: l.number}.Append(nil))
+}
+
+// addLine makes a connection the line, which sends some bytes first. Without success, it closes a connection that has no such bytes.
+func (l *link) addLine(c net.Conn, first []byte) bool {
+	e := l.p.e
+	var err error
+	if e.hub == nil && !e.closed {
+		if e.hub, err = line.New(); err == nil {
+			for group, v := range e.in.versions {
+				e.hub.Begin(group, v)
+			}
+		}
+	}
+	if err == nil && !e.closed && l.p.link == l && !l.dead && !l.lineless {
+		// Where the line is lost, the link is, too, so that the groups of its ends learn of it.
+		l.line, _ = e.hub.Add(c, first, func(error) { l.conn.Close() })
+	} else if first == nil {
+		_ = c.Close()
+	}
+	e.notify()
+	return l.line != nil
+}
+
+// noLine notes that there will be no line, or that one end has not got it.
+func (l *link) noLine() {
+	if l.lineless = true; l.line != nil {
+		l.conn.Close()
+	}
+	l.p.e.notify()
+}
+
+// endLine ends the line of a link that is down.
+func (l *link) endLine(err error) {
+	if l.dialling != nil {
+		l.dialling()
+	}
+	if l.line == nil {
+		return
+	}
+	l.line.Close(err)
+	sent, received := l.line.Bytes()
+	l.p.e.lock()
+	l.p.stats.WireSent += sent
+	l.p.stats.WireReceived += received
+	l.p.e.unlock()
+}
+
 // Shaped reports whether [Endpoint.Shape] limits anything.
 func (s *Scope) Shaped() bool { return len(s.e.shaped) > 0 }
 
@@ -115,7 +222,7 @@ func (t *Traffic) Add(u Traffic) {
 	t.BytesReceived += u.BytesReceived
 }
 
-// Count accounts for what passed on boards between a session and us.
+// Count accounts for what passed on boards or a line between a session and us.
 func (s *Scope) Count(peer id.Session, t Traffic) {
 	if p, err := s.e.member(peer); err == nil {
 		p.stats.Traffic.Add(t)
@@ -129,6 +236,9 @@ func (s *Scope) Begin(v id.Version) {
 	over := func(k Key) bool { return k.ofGroup() && groupOf(k) == s.id && versionOf(k).Compare(v) < 0 }
 	s.e.in.end(over)
 	s.e.withdrawSends(over, ErrVersion)
+	if s.e.hub != nil {
+		s.e.hub.Begin(s.id, v)
+	}
 	for _, p := range s.e.peers {
 		if p.link != nil && p.link.shared {
 			p.link.board.Forgo(func(n board.Name) bool {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/commtest"
 	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/testkit/require"
 )
@@ -16,7 +17,14 @@ import (
 // In steady state, collectives of a host allocate nothing.
 func TestHostAllocatesNothing(t *testing.T) {
 	require.Reads(t)
-	_, gs, v := team(t, 2, onHost(t))
+	allocatesNothing(t, onHost(t))
+}
+
+// Nor do those on lines.
+func TestLinesAllocateNothing(t *testing.T) { allocatesNothing(t, inTCP) }
+
+func allocatesNothing(t *testing.T, network commtest.Network) {
+	_, gs, v := team(t, 2, network)
 	const runs = 200
 	for _, length := range []int{100, 10_000, 100_000} {
 		step := uint64(0)

@@ -28,7 +28,7 @@ type arrivals struct {
 // numbers are on their way from another rank.
 type numbers struct {
 	data []float32
-	r    *comm.Receiving
+	r    coming
 }
 
 // reset keeps nothing but the memory.

@@ -3,8 +3,10 @@ package group
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/net/comm"
 )
 
@@ -77,7 +79,7 @@ func (g *Group) Receive(ctx context.Context, call Call, from int, buf []byte) (i
 	if from < 0 || from >= o.n() || from == o.rank() {
 		return 0, o.error(fmt.Errorf("%w: rank %d is no other member", comm.ErrUsage, from))
 	}
-	r := o.expect(from, 0, 0, buf)
+	r := o.receive(o.key(from, tree.Node{}), buf)
 	var n int
 	if err = o.wait(r.Done()); err == nil {
 		n, _, err = r.Wait(ctx)
@@ -142,7 +144,7 @@ func (o *operation) publish(round int, data []byte) error {
 func (o *operation) ringBroadcast(root int, buf []byte) error {
 	segs := split(len(buf), o.g.scope.Config().Segment)
 	distance := mod(o.rank()-root, o.n())
-	waiting := make([]*comm.Receiving, len(segs))
+	waiting := make([]coming, len(segs))
 	for i, s := range segs {
 		if distance > 0 {
 			waiting[i] = o.expect(o.peer(-1), distance-1, i, buf[s.lo:s.hi])
@@ -203,7 +205,7 @@ func (o *operation) allGather(buf []byte, parts []int, a Algorithm, first int) e
 	if a == Direct {
 		return o.directAllGather(part, first)
 	}
-	rounds := make([]*comm.Receiving, o.n()-1)
+	rounds := make([]coming, o.n()-1)
 	for r := range rounds {
 		rounds[r] = o.expect(o.peer(-1), first+r, 0, part(o.peer(-r-1)))
 	}
@@ -220,13 +222,10 @@ func (o *operation) allGather(buf []byte, parts []int, a Algorithm, first int) e
 }
 
 func (o *operation) directAllGather(part func(rank int) []byte, round int) error {
-	var waiting map[int]*comm.Receiving // by rank, of those that send messages
+	o.parts = slices.Grow(o.parts[:0], o.n())[:o.n()]
 	for rank := range o.n() {
 		if rank != o.rank() && !o.shares(rank) {
-			if waiting == nil {
-				waiting = make(map[int]*comm.Receiving)
-			}
-			waiting[rank] = o.expect(rank, round, 0, part(rank))
+			o.parts[rank] = o.expect(rank, round, 0, part(rank))
 		}
 	}
 	if err := o.publish(round, part(o.rank())); err != nil {
@@ -234,10 +233,10 @@ func (o *operation) directAllGather(part func(rank int) []byte, round int) error
 	}
 	for d := 1; d < o.n(); d++ {
 		from, err := o.peer(-d), error(nil)
-		if r := waiting[from]; r != nil {
-			err = o.received(r)
-		} else {
+		if o.shares(from) {
 			err = o.fetch(from, round, part(from))
+		} else {
+			err = o.received(o.parts[from])
 		}
 		if err != nil {
 			return err
@@ -293,7 +292,7 @@ func (o *operation) ringReduceScatter(buf []float32, parts []int) error {
 		o.send(o.peer(1), 0, i, comm.Bytes(data))
 	}
 	return o.reduce(len(items),
-		func(i int, scratch []float32) *comm.Receiving {
+		func(i int, scratch []float32) coming {
 			return o.expect(o.peer(-1), items[i].round, items[i].seg, comm.Bytes(scratch))
 		},
 		func(i int) []float32 { return items[i].data },
@@ -353,9 +352,9 @@ func (o *operation) segmented(buf []float32, parts []int) func(i int) [][]float3
 
 // reduce receives n messages into scratch memory, adds each to its place, in
 // order, and calls added.
-func (o *operation) reduce(n int, expect func(i int, scratch []float32) *comm.Receiving, place func(i int) []float32, added func(i int)) error {
+func (o *operation) reduce(n int, expect func(i int, scratch []float32) coming, place func(i int) []float32, added func(i int)) error {
 	var scratch [ahead][]float32
-	var waiting [ahead]*comm.Receiving
+	var waiting [ahead]coming
 	post := func(i int) {
 		k, size := i%ahead, len(place(i))
 		if scratch[k] == nil {

@@ -107,11 +107,10 @@ func ChooseNear(op Op, size int) Algorithm {
 // Choose returns the cheapest algorithm. All members come to the same choice if their Config.Segment and Config.Incast are the same.
 func Choose(op Op, n int, size int64, segment, incast int) Algorithm {
 	best, least := Direct, CostOf(op, Direct, n, size, segment).time(n, incast)
-	others := []Algorithm{Ring}
-	if op == OpAllReduce {
-		others = append(others, Pairwise)
-	}
-	for _, a := range others {
+	for _, a := range [...]Algorithm{Ring, Pairwise} {
+		if a == Pairwise && op != OpAllReduce {
+			continue
+		}
 		if t := CostOf(op, a, n, size, segment).time(n, incast); t < least {
 			best, least = a, t
 		}

@@ -15,6 +15,9 @@
 // Where all members are on one host and share memory (package board), an operation with Call.Algorithm Auto sends no messages but those of the tree reduction: each
 // member shows once what the others are to have. At most 64 of them run at a time under a version. In steady state they allocate nothing.
 //
+// Otherwise, such operations use lines (package line) to those members whose links can have one: the goroutine of the call carries their messages. In steady state they allocate
+// nothing either.
+//
 // # Costs
 //
 // n members, S bytes in all (what is broadcast or reduced, or the sum of the

@@ -12,6 +12,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/line"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -44,6 +45,9 @@ type edition struct {
 	near    bool // all members are on our host
 
 	neighbours *neighbours // of such; nil before the first operation that uses them
+
+	hub   *line.Hub    // of the lines; nil where there are none, and before the first operation that could use them
+	lines []*line.Line // by rank; nil before that operation
 
 	ended  chan struct{}
 	notify *time.Timer // tells the others of a lost link; nil if none is lost
@@ -208,6 +212,9 @@ func (ed *edition) end(err error, rank int, remote bool) {
 	ed.g.scope.Withdraw(ed.abort, err)
 	if ed.neighbours != nil {
 		ed.neighbours.end()
+	}
+	if ed.hub != nil {
+		ed.hub.Ring()
 	}
 }
 

@@ -80,9 +80,12 @@ func (h *neighbours) tidy() {
 	h.ours, h.by = nil, nil
 }
 
-// run runs the operation, on boards where it can.
+// run runs the operation, on boards or lines where it can.
 func (o *operation) run(f func() error) error {
 	if err := o.onHost(); err != nil {
+		return o.finish(err)
+	}
+	if err := o.onLines(); err != nil {
 		return o.finish(err)
 	}
 	return o.finish(f())
@@ -288,13 +291,22 @@ func numbersOf(b []byte) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
 }
 
-// count notes what passed on boards.
+// count notes what passed on boards or lines.
 func (o *operation) count(rank int, t comm.Traffic) {
 	if len(o.traffic) == 0 {
 		o.traffic = slices.Grow(o.traffic, o.n())[:o.n()]
 		clear(o.traffic)
 	}
 	o.traffic[rank].Add(t)
+}
+
+// counted adds what passed to the counts of the endpoint.
+func (o *operation) counted() {
+	o.g.scope.Lock()
+	defer o.g.scope.Unlock()
+	for rank, t := range o.traffic {
+		o.g.scope.Count(o.ed.members[rank], t)
+	}
 }
 
 // allTaken waits until all have taken what we show.
@@ -319,11 +331,7 @@ func (o *operation) leaveHost(err error) error {
 			s.Withdraw()
 		}
 	}
-	o.g.scope.Lock()
-	for rank, t := range o.traffic {
-		o.g.scope.Count(o.ed.members[rank], t)
-	}
-	o.g.scope.Unlock()
+	o.counted()
 	o.host.leave()
 	o.host = nil
 	return err

@@ -11,7 +11,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -110,8 +109,12 @@ func TestHostBits(t *testing.T) {
 // Operations run side by side, whatever the order in which members begin them.
 func TestHostSideBySide(t *testing.T) {
 	require.Reads(t)
+	sideBySide(t, onHost(t))
+}
+
+func sideBySide(t *testing.T, network commtest.Network) {
 	const n, calls = 3, 60
-	_, gs, v := team(t, n, onHost(t))
+	_, gs, v := team(t, n, network)
 	commtest.Each(t, gs, func(rank int, g *group.Group) error {
 		errs := make([]error, calls)
 		var wg sync.WaitGroup
@@ -133,8 +136,12 @@ func TestHostSideBySide(t *testing.T) {
 // A root may run ahead until its board is full; then it waits.
 func TestHostRootAhead(t *testing.T) {
 	require.Reads(t)
+	rootAhead(t, onHost(t))
+}
+
+func rootAhead(t *testing.T, network commtest.Network) {
 	const casts = 600
-	_, gs, v := team(t, 3, onHost(t))
+	_, gs, v := team(t, 3, network)
 	commtest.Each(t, gs, func(rank int, g *group.Group) error {
 		for i := range casts {
 			b := []byte{byte(i), byte(i >> 8)}
@@ -153,7 +160,11 @@ func TestHostRootAhead(t *testing.T) {
 // not stay.
 func TestHostNextVersion(t *testing.T) {
 	require.Reads(t)
-	es, gs, v := team(t, 2, onHost(t))
+	nextVersion(t, onHost(t))
+}
+
+func nextVersion(t *testing.T, network commtest.Network) {
+	es, gs, v := team(t, 2, network)
 	commtest.Each(t, gs, func(_ int, g *group.Group) error { return g.Barrier(t.Context(), group.Call{Version: v}) })
 	for step := range uint64(600) { // more than a board has slots
 		call := group.Call{Version: v, Step: step}
@@ -178,7 +189,11 @@ func TestHostNextVersion(t *testing.T) {
 // Waiting for a member on its board ends with the context, which ends the version for all; with an edit; and with Close. Nothing of the old version is left.
 func TestHostEnds(t *testing.T) {
 	require.Reads(t)
-	es, gs, v := team(t, 3, onHost(t))
+	waitsEnd(t, onHost(t))
+}
+
+func waitsEnd(t *testing.T, network commtest.Network) {
+	es, gs, v := team(t, 3, network)
 	commtest.Each(t, gs, func(_ int, g *group.Group) error { return g.Barrier(t.Context(), group.Call{Version: v}) })
 	began := func(g *group.Group, ctx context.Context, length int) <-chan error {
 		done, call := make(chan error, 1), group.Call{Version: v, Step: 1}
@@ -247,7 +262,11 @@ func TestHostTooMany(t *testing.T) {
 // What is shown to a member waits as long as a limited link would take.
 func TestHostShape(t *testing.T) {
 	require.Reads(t)
-	es, gs, v := team(t, 2, onHost(t))
+	limited(t, onHost(t))
+}
+
+func limited(t *testing.T, network commtest.Network) {
+	es, gs, v := team(t, 2, network)
 	const size, rate = 100_000, 1e6
 	es[0].Shape(es[1].Self().Worker, rate)
 	began := time.Now()
@@ -263,10 +282,14 @@ const envHostPeer = "GROUP_TEST_HOST_PEER"
 
 func init() { peers[envHostPeer] = hostPeer }
 
-// hostPeer is worker 1 of a host: it reduces until it is killed.
+// hostPeer is worker 1: it reduces until it is killed. It is on a host, or, without a folder, linked by TCP.
 func hostPeer(arg string) {
 	folder, addr, _ := strings.Cut(arg, " ")
-	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: transport.Host{Folder: folder, Name: "1"}, Key: commtest.Key})
+	var via transport.Transport = transport.Host{Folder: folder, Name: "1"}
+	if folder == "" {
+		via = transport.TCP{}
+	}
+	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: via, Key: commtest.Key})
 	var g *group.Group
 	other := id.Session{Worker: 0, Incarnation: 1}
 	if err == nil {
@@ -291,14 +314,22 @@ func hostPeer(arg string) {
 // The death of a process of the host ends operations that read its memory or sleep on its board, and leaves nothing behind; the next version goes on without it.
 func TestHostDeath(t *testing.T) {
 	require.Reads(t)
+	death(t, func() (string, commtest.Network) {
+		folder := t.TempDir()
+		return folder, func(testing.TB, int) transport.Transport { return transport.Host{Folder: folder, Name: "0"} }
+	})
+}
+
+// death kills worker 1 of networks, with their folder if they are a host.
+func death(t *testing.T, next func() (folder string, network commtest.Network)) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for kill := range 5 {
-		es, _ := commtest.Cluster(t, 1, comm.Config{}, onHost(t))
+		folder, network := next()
+		es, _ := commtest.Cluster(t, 1, comm.Config{}, network)
 		e := es[0]
-		folder := filepath.Dir(strings.TrimPrefix(e.Addr(), "unix:"))
 		cmd := exec.Command(self)
 		cmd.Env = append(os.Environ(), envHostPeer+"="+folder+" "+e.Addr())
 		cmd.Stderr = os.Stderr

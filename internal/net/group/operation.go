@@ -11,6 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/board"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/line"
 )
 
 // Op is an operation of a group.
@@ -79,20 +80,24 @@ type operation struct {
 	call  Call
 	sends []*comm.Sending
 	recvs []*comm.Receiving
-	taken []*[]float32 // scratch memory
-	lent  []lent       // scratch memory that the operation need not have back
+	hub   *line.Hub // of the lines; nil: it uses none
+	lines []*line.Line
+	lined []*line.Message // on lines
+	taken []*[]float32    // scratch memory
+	lent  []lent          // scratch memory that the operation need not have back
 
-	host    *neighbours // nil: it goes by messages
+	host    *neighbours // nil: it goes by messages, or on lines
 	shown   []board.Slot
 	kept    [][]byte // what is shown in our memory
 	readers []*board.Peer
-	traffic []comm.Traffic // on boards, by rank
+	traffic []comm.Traffic // on boards and lines, by rank
 	in      arrivals
 
 	// Memory of its algorithms.
 	borders []int
 	segs    []span
 	own     [][]float32
+	parts   []coming // by rank
 }
 
 // reset keeps nothing of an operation but its memory.
@@ -106,9 +111,10 @@ func (o *operation) reset() {
 	clear(o.readers)
 	clear(o.traffic)
 	clear(o.own)
+	clear(o.parts)
 	*o = operation{
-		sends: o.sends[:0], recvs: o.recvs[:0], taken: o.taken[:0], lent: o.lent[:0], shown: o.shown[:0], readers: o.readers[:0], kept: o.kept[:0], traffic: o.traffic[:0],
-		borders: o.borders[:0], segs: o.segs[:0], own: o.own[:0], in: o.in.reset(),
+		lined: o.lined[:0], sends: o.sends[:0], recvs: o.recvs[:0], taken: o.taken[:0], lent: o.lent[:0], shown: o.shown[:0], readers: o.readers[:0], kept: o.kept[:0], traffic: o.traffic[:0],
+		borders: o.borders[:0], segs: o.segs[:0], own: o.own[:0], parts: o.parts[:0], in: o.in.reset(),
 	}
 }
 
@@ -169,8 +175,12 @@ func (o *operation) key(micro int, node tree.Node) comm.Key {
 }
 
 // send posts a message of a round to a rank.
-func (o *operation) send(to, round, part int, data []byte) *comm.Sending {
-	return o.post(to, o.key(o.ed.rank, tree.Node{Lo: round, Hi: part}), data)
+func (o *operation) send(to, round, part int, data []byte) {
+	if l := o.line(to); l != nil {
+		o.sendOn(l, to, round, part, data)
+		return
+	}
+	o.post(to, o.key(o.ed.rank, tree.Node{Lo: round, Hi: part}), data)
 }
 
 func (o *operation) post(to int, key comm.Key, data []byte) *comm.Sending {
@@ -179,9 +189,18 @@ func (o *operation) post(to int, key comm.Key, data []byte) *comm.Sending {
 	return s
 }
 
+// coming is a message that is expected, over a link or on a line.
+type coming struct {
+	r *comm.Receiving
+	m *line.Message
+}
+
 // expect posts the receive of a message of a round from a rank.
-func (o *operation) expect(from, round, part int, buf []byte) *comm.Receiving {
-	return o.receive(o.key(from, tree.Node{Lo: round, Hi: part}), buf)
+func (o *operation) expect(from, round, part int, buf []byte) coming {
+	if l := o.line(from); l != nil {
+		return coming{m: o.expectOn(l, from, round, part, buf)}
+	}
+	return coming{r: o.receive(o.key(from, tree.Node{Lo: round, Hi: part}), buf)}
 }
 
 func (o *operation) receive(key comm.Key, buf []byte) *comm.Receiving {
@@ -195,6 +214,9 @@ func (o *operation) wait(done <-chan struct{}) error {
 	if comm.Closed(done) {
 		return nil
 	}
+	if o.hub != nil {
+		return o.carry(done)
+	}
 	select {
 	case <-done:
 		return nil
@@ -206,7 +228,15 @@ func (o *operation) wait(done <-chan struct{}) error {
 }
 
 // received waits for a message, which must fill its buffer.
-func (o *operation) received(r *comm.Receiving) error {
+func (o *operation) received(a coming) error {
+	if a.m != nil {
+		return o.carried(a.m)
+	}
+	return o.filled(a.r)
+}
+
+func (o *operation) filled(r *comm.Receiving) error {
+	o.ringOn(r)
 	if err := o.wait(r.Done()); err != nil {
 		return err
 	}
@@ -216,6 +246,7 @@ func (o *operation) received(r *comm.Receiving) error {
 // sent waits until the memory of all messages so far is ours again.
 func (o *operation) sent() error {
 	for _, s := range o.sends {
+		o.ringOn(s)
 		if err := o.wait(s.Done()); err != nil {
 			return err
 		}
@@ -224,7 +255,7 @@ func (o *operation) sent() error {
 		}
 	}
 	o.sends = o.sends[:0]
-	return nil
+	return o.sentOn()
 }
 
 // scratch returns memory for a segment until the operation ends.
@@ -245,7 +276,7 @@ func (g *Group) segment() *[]float32 {
 }
 
 // lend copies numbers into scratch memory and sends them from there to all others that do not see our board, as a part of a round. The operation does not wait until
-// they are sent.
+// they are sent, unless it is on a line.
 func (o *operation) lend(round, part int, x []float32) (copied []float32) {
 	m := o.g.segment()
 	copied = (*m)[:len(x)]
@@ -253,6 +284,10 @@ func (o *operation) lend(round, part int, x []float32) (copied []float32) {
 	l := lent{memory: m}
 	for d := 1; d < o.n(); d++ {
 		if o.shares(o.peer(d)) {
+			continue
+		}
+		if to := o.line(o.peer(d)); to != nil {
+			o.sendOn(to, o.peer(d), round, part, comm.Bytes(copied))
 			continue
 		}
 		l.sends = append(l.sends, o.g.e.Post(o.ed.members[o.peer(d)], o.key(o.rank(), tree.Node{Lo: round, Hi: part}), comm.Bytes(copied), o.call.Priority))
@@ -301,6 +336,9 @@ func (o *operation) giveBack() {
 func (o *operation) finish(err error) error {
 	if err == nil {
 		err = o.sent()
+	}
+	if o.hub != nil {
+		o.leaveLines(err)
 	}
 	if o.host != nil {
 		err = o.leaveHost(err)

@@ -328,7 +328,7 @@ func (r *treeReduction) run() error {
 	for range total {
 		select {
 		case a := <-r.arrived:
-			if err := o.received(a.r); err != nil {
+			if err := o.filled(a.r); err != nil {
 				return err
 			}
 			if err := r.add(a.piece, a.node, value{a.data, true}); err != nil {
