@@ -100,6 +100,8 @@ const (
 	MaxRedials = 32
 	// Notice is how long after a link is lost the other members of a group are told: they find out by themselves where a member has died.
 	Notice = 5 * Redial
+	// Tend is the interval in which an endpoint reads lines while no collective waits: well below Unanswered, after which TCP takes a peer that reads nothing for dead.
+	Tend = time.Second
 	// Handshake bounds the time from a new connection to its welcome, and for each part of a checkpoint between hosts. It is how long dialling
 	// a worker fails before that is told, where there never was a link.
 	Handshake = 5 * time.Second

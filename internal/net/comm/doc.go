@@ -75,6 +75,7 @@
 //	answer    one per connection whose proof and hello are being read, at most 256
 //	peer.run  one per member: owns its link; dials, writes, and joins the two below
 //	dial      one per member while its loop dials, and one while a line is dialled
+//	tend      one per endpoint that has lines
 //	link.read one per link: reads frames and data
 //	fetch     one per link within a host: reads large messages from the peer's memory
 //
@@ -114,6 +115,7 @@
 //	taken    8  the data of an offer were read; uint64 nanoseconds that this took
 //	line    24  from and to, as in a hello; uint64 number of the link
 //	no line  0  there will be none
+//	ask for a line  0  dial one
 //
 //	key     44  uint8 kind, uint8 dir, uint16 zero, int32 layer, int32 micro, uint32 node lo,
 //	            uint32 node hi, uint64 step, int64 lo, int64 hi
@@ -134,8 +136,8 @@
 // credit where the fence has another value than announced. A side changes its fence before it uses the data of an offer without
 // an answer for something else, which is when it sends cancel.
 //
-// Where both sides can have a line, the one with the lower worker dials a second connection when a collective needs it. Behind its proof it sends line, and the other answers welcome, with
-// the number of the link, or refuse. What follows is in package line. Where there is none, the side that dials sends no line on the link.
+// Where both sides can have a line, the one that has dialled the link dials a second connection when a collective needs it, or the other asks for it. Behind its proof it sends line, and the
+// other answers welcome, with the number of the link, or refuse. What follows is in package line. Where that fails, the side that dials sends no line on the link.
 //
 // A frame of an unknown type, a wrong length, a number that cannot be, or a
 // zero that is not zero ends the connection: there are no trailing bytes to

@@ -35,6 +35,7 @@ const (
 	FrameTaken                        // answer: they were read
 	FrameLine                         // first from the side that dialled: the connection is the line of a link
 	FrameNoLine                       // there will be no line
+	FrameAskLine                      // asks the side that dialled the link for a line
 	frameEnd
 )
 
@@ -57,7 +58,7 @@ var frameTypes = [...]struct {
 	FrameData: {"data", -1}, FrameCredit: {"credit", 0}, FrameDrop: {"drop", 0}, FrameCancel: {"cancel", 0}, FrameReturn: {"return", 4},
 	FrameSync: {"sync", 0}, FrameSynced: {"synced", 0},
 	FrameProbe: {"probe", 32}, FrameReach: {"reach", 16}, FrameOffer: {"offer", keySize + 28}, FrameTaken: {"taken", 8},
-	FrameLine: {"line", 24}, FrameNoLine: {"no line", 0},
+	FrameLine: {"line", 24}, FrameNoLine: {"no line", 0}, FrameAskLine: {"ask for a line", 0},
 }
 
 // Refusal says why a link was refused.

@@ -95,7 +95,7 @@ func FuzzFrames(f *testing.F) {
 		{Type: FrameRefuse, Reason: RefusedCrossed}, {Type: FrameOpen, ID: 1, Key: key, Size: 100, Priority: Bulk, Eager: true},
 		{Type: FrameData, ID: 1, Len: 0}, {Type: FrameCredit, ID: 1}, {Type: FrameDrop, ID: 2}, {Type: FrameCancel, ID: 3}, {Type: FrameReturn, Pool: 9}, {Type: FrameSync, ID: 1}, {Type: FrameSynced, ID: 1},
 		{Type: FrameProbe, Addr: 4096, Fence: 7, Board: board.Ticket{File: 3, Nonce: 9}}, {Type: FrameProbe}, {Type: FrameReach, Read: true, Open: true, Place: 7}, {Type: FrameReach}, {Type: FrameOffer, ID: 2, Key: key, Size: 100, Priority: Bulk, Addr: 4096, Fence: 7}, {Type: FrameTaken, ID: 2, Took: 5},
-		{Type: FrameLine, From: id.Session{Worker: 1, Incarnation: 1}, To: id.Session{Worker: 2, Incarnation: 1}, Link: 3}, {Type: FrameNoLine},
+		{Type: FrameLine, From: id.Session{Worker: 1, Incarnation: 1}, To: id.Session{Worker: 2, Incarnation: 1}, Link: 3}, {Type: FrameNoLine}, {Type: FrameAskLine},
 	} {
 		f.Add(seed.Append(nil))
 	}

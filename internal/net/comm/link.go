@@ -29,7 +29,10 @@ type link struct {
 	lines    bool // both ends can have one
 	line     *line.Line
 	lineless bool               // there will be none
+	dialled  bool               // we have dialled the link, and dial the line
+	asked    bool               // for a line
 	dialling context.CancelFunc // nil: nothing dials it
+	lineLost atomic.Value       // why the line has failed; an error
 
 	reach               // how the peer's memory is read
 	ours  atomic.Uint64 // our fence, which the peer reads
@@ -250,6 +253,8 @@ func (l *link) read() error {
 			err = l.syncAnswered(f.ID)
 		case FrameNoLine:
 			l.noLine()
+		case FrameAskLine:
+			l.dialLine()
 		default:
 			err = protocolError("%v on a link that is up", f)
 		}

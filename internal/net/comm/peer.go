@@ -333,7 +333,7 @@ func (p *peer) serve(h *handover) {
 	e := p.e
 	l := &link{
 		p: p, conn: h.conn, number: h.number, pool: int(h.pool), window: int(h.pool),
-		out: make(map[uint64]*Sending), in: make(map[uint64]*incoming), lines: h.lines && line.Capable(h.conn),
+		out: make(map[uint64]*Sending), in: make(map[uint64]*incoming), lines: h.lines && line.Capable(h.conn), dialled: !h.welcome,
 	}
 	l.ours.Store(rand.Uint64())
 	near, copies := transport.Neighbour(h.conn)
@@ -377,6 +377,9 @@ func (p *peer) serve(h *handover) {
 		}
 	}
 	l.reach.end()
+	if lost, ok := l.lineLost.Load().(error); ok {
+		err = lost
+	}
 
 	e.lock()
 	p.small = errors.Is(err, syscall.ETIMEDOUT)

@@ -118,12 +118,22 @@ func (s *Scope) Lines(members []id.Session) (all []*line.Line, hub *line.Hub, la
 	return all, hub, later
 }
 
-// wantLine has the line dialled, by the end with the lower worker.
+// wantLine has the line dialled, by the side that has dialled the link.
 func (l *link) wantLine() {
-	p := l.p
-	if l.dialling != nil || p.Worker < p.e.cfg.Self.Worker {
+	if l.dialled {
+		l.dialLine()
+	} else if !l.asked {
+		l.asked = true
+		l.control(Frame{Type: FrameAskLine})
+	}
+}
+
+// dialLine dials the line, once.
+func (l *link) dialLine() {
+	if l.dialling != nil || !l.dialled || !l.lines || l.dead {
 		return
 	}
+	p := l.p
 	ctx, cancel := context.WithTimeout(p.e.ctx, timing.Handshake)
 	l.dialling = cancel
 	connect := p.e.dialler(p.small)
@@ -147,7 +157,7 @@ func (l *link) wantLine() {
 // takeLine makes a connection the line that its caller says it is, and welcomes it, if that can be.
 func (p *peer) takeLine(c net.Conn, f Frame) bool {
 	l := p.link
-	if l == nil || l.number != f.Link || !l.lines || l.line != nil || l.lineless || !line.Capable(c) {
+	if l == nil || l.number != f.Link || !l.lines || l.dialled || l.line != nil || l.lineless || !line.Capable(c) {
 		return false
 	}
 	return l.addLine(c, Frame{Type: FrameWelcome, Link: l.number}.Append(nil))
@@ -166,7 +176,10 @@ func (l *link) addLine(c net.Conn, first []byte) bool {
 	}
 	if err == nil && !e.closed && l.p.link == l && !l.dead && !l.lineless {
 		// Where the line is lost, the link is, too, so that the groups of its ends learn of it.
-		l.line, _ = e.hub.Add(c, first, func(error) { l.conn.Close() })
+		l.line, _ = e.hub.Add(c, first, func(err error) {
+			l.lineLost.Store(err)
+			l.conn.Close()
+		})
 	} else if first == nil {
 		_ = c.Close()
 	}

@@ -140,21 +140,28 @@ func (o *operation) publish(round int, data []byte) error {
 	return nil
 }
 
+// castAhead is how many segments of a broadcast are expected at a time.
+const castAhead = 16
+
 // ringBroadcast passes segments down the ring from the root.
 func (o *operation) ringBroadcast(root int, buf []byte) error {
 	segs := split(len(buf), o.g.scope.Config().Segment)
 	distance := mod(o.rank()-root, o.n())
-	waiting := make([]coming, len(segs))
-	for i, s := range segs {
-		if distance > 0 {
-			waiting[i] = o.expect(o.peer(-1), distance-1, i, buf[s.lo:s.hi])
+	var waiting [castAhead]coming
+	expect := func(i int) {
+		if distance > 0 && i < len(segs) {
+			waiting[i%castAhead] = o.expect(o.peer(-1), distance-1, i, buf[segs[i].lo:segs[i].hi])
 		}
+	}
+	for i := range castAhead {
+		expect(i)
 	}
 	for i, s := range segs {
 		if distance > 0 {
-			if err := o.received(waiting[i]); err != nil {
+			if err := o.received(waiting[i%castAhead]); err != nil {
 				return err
 			}
+			expect(i + castAhead)
 		}
 		if distance < o.n()-1 {
 			o.send(o.peer(1), distance, i, buf[s.lo:s.hi])

@@ -129,7 +129,7 @@ func (o *operation) lineError(m *line.Message, err error) error {
 	switch {
 	case err == nil || o.stopped() != nil:
 		return err
-	case errors.Is(err, line.ErrUsed):
+	case errors.Is(err, line.ErrUsed), errors.Is(err, line.ErrMany):
 		return fmt.Errorf("%w: %w", comm.ErrUsage, err)
 	}
 	rank := o.rankOf(m)

@@ -111,6 +111,20 @@ func TestLinesEnd(t *testing.T) {
 
 func TestLinesShape(t *testing.T) { limited(t, inTCP) }
 
+// Each of two members may be the first to begin, and need not wait for the other's first collective.
+func TestLinesFirst(t *testing.T) {
+	for root := range 2 {
+		_, gs, v := team(t, 2, inTCP)
+		call := group.Call{Version: v, Step: 1}
+		if err := gs[root].Broadcast(t.Context(), call, root, []byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		if got := make([]byte, 5); gs[1-root].Broadcast(t.Context(), call, root, got) != nil || string(got) != "hello" {
+			t.Errorf("%q", got)
+		}
+	}
+}
+
 // Where a line cannot be made, the pair uses its link.
 func TestNoLine(t *testing.T) {
 	var all []*linesOf
@@ -119,7 +133,9 @@ func TestNoLine(t *testing.T) {
 		return all[len(all)-1]
 	})
 	call := group.Call{Version: v, Step: 1, Priority: comm.Bulk}
-	all[0].full.Store(true) // which is to dial both others
+	for _, l := range all {
+		l.full.Store(true)
+	}
 	got := results(t, gs, call, 5000)
 	_, gs, _ = team(t, 3, byLines(0, 1, 2))
 	for rank, want := range results(t, gs, call, 5000) {

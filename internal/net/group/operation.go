@@ -102,6 +102,9 @@ type operation struct {
 
 // reset keeps nothing of an operation but its memory.
 func (o *operation) reset() {
+	for _, m := range o.lined {
+		*m = line.Message{}
+	}
 	clear(o.sends)
 	clear(o.recvs)
 	clear(o.taken)
@@ -371,6 +374,10 @@ func (o *operation) finish(err error) error {
 	if errors.As(err, &ce) && ce.Remote {
 		rank, remote = slices.Index(o.ed.members, ce.Peer), true
 	}
-	o.ed.fail(err, rank, remote)
+	if remote && o.hub != nil && errors.Is(err, comm.ErrLink) {
+		o.ed.lost(err, rank) // with its line, a member has lost the link
+	} else {
+		o.ed.fail(err, rank, remote)
+	}
 	return o.error(err)
 }

@@ -7,7 +7,8 @@
 //	err = h.Wait(m, stopped)           // on both
 //
 // A message passes a link of package comm by way of the goroutine that sends it, the writer of the link, the reader at the other end, and the goroutine that waits, each of which wakes
-// the next. A [Hub] carries all messages of all its lines while one of its callers waits. So a line moves while both ends wait, and only then: a caller waits for all that it posts.
+// the next. A [Hub] carries all messages of all its lines while one of its callers waits, so a caller waits for all that it posts. Otherwise, a goroutine of the hub reads what has come once a
+// second, so that TCP does not take the end for dead.
 //
 // # What holds
 //
@@ -18,6 +19,8 @@
 //   - [Hub.Begin] begins a version of a group: what was sent under earlier ones is dropped.
 //   - When a line fails, all its messages end with an [*Error], and its owner is told.
 //   - A thread that waits looks for a short time before it sleeps (package look). One of the goroutines that wait sleeps on all sockets; the others sleep until it wakes.
+//
+// What does not hold: a line that is closed may take along what was sent on it last. comm.Endpoint.Flush does not know of lines.
 //
 // # Wire format
 //

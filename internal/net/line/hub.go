@@ -6,14 +6,16 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/look"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Hub carries the messages of its lines.
 type Hub struct {
-	poller poller
+	poller *poller
 
 	mu     sync.Mutex
 	lines  []*Line
@@ -22,9 +24,9 @@ type Hub struct {
 	asleep bool          // a goroutine sleeps on the sockets
 	woken  chan struct{} // closed and replaced when it is awake again
 	others int           // goroutines that wait for that
-	edits  int           // changes of what the sleeper has to wait for
-	seen   int           // of which it knows
 	old    []socket      // to be closed when it is awake
+	stop   chan struct{}
+	task   sync.WaitGroup
 
 	spare [][]byte // memory for early messages
 }
@@ -55,21 +57,47 @@ func New() (*Hub, error) {
 	if err != nil {
 		return nil, fmt.Errorf("line: %w", err)
 	}
-	return &Hub{poller: p, floors: make(map[uint16]id.Version), woken: make(chan struct{})}, nil
+	h := &Hub{poller: p, floors: make(map[uint16]id.Version), woken: make(chan struct{}), stop: make(chan struct{})}
+	h.task.Go(h.tend)
+	return h, nil
 }
 
-// Close ends all lines. No call waits on the hub any more.
+// Close ends all lines, and all waits with [ErrClosed].
 func (h *Hub) Close() {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return
+	first := !h.closed
+	if first {
+		h.closed = true
+		close(h.stop)
+		for _, l := range slices.Clone(h.lines) {
+			h.remove(l, ErrClosed)
+		}
+		if h.asleep {
+			h.ring()
+		} else {
+			h.poller.close()
+		}
 	}
-	h.closed = true
-	for _, l := range slices.Clone(h.lines) {
-		h.remove(l, ErrClosed)
+	h.mu.Unlock()
+	h.task.Wait()
+}
+
+// tend reads what comes while no goroutine waits, so that the peers do not take the lines for broken.
+func (h *Hub) tend() {
+	t := time.NewTicker(timing.Tend)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-h.stop:
+			return
+		}
+		for more := true; more; {
+			h.mu.Lock()
+			more = !h.closed && !h.asleep && h.carry(true)
+			h.mu.Unlock()
+		}
 	}
-	h.poller.close()
 }
 
 // Capable reports whether a line can use a connection.
@@ -78,7 +106,7 @@ func Capable(c net.Conn) bool {
 	return ok && supported
 }
 
-// Add makes a line of a connection, which is closed in any case, and first sends some bytes. lost is called when the line fails, unless it is closed before; it must not block.
+// Add makes a line of a connection that is [Capable], and closes the connection in any case. The line first sends some bytes. lost is called when the line fails, unless it is closed before; it must not block.
 func (h *Hub) Add(c net.Conn, first []byte, lost func(error)) (*Line, error) {
 	s, err := newSocket(c)
 	if err = errors.Join(err, c.Close()); err != nil {
@@ -169,11 +197,7 @@ func (h *Hub) Until(done func() bool, stopped func() error) (err error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		moved = h.carry(false) || moved
-		if done() {
-			return true
-		}
-		err = stopped()
-		return err != nil
+		return h.over(done, stopped, &err)
 	}
 	for !look.For(over) {
 		if !moved && h.sleep(done, stopped, &err) {
@@ -189,16 +213,10 @@ func (h *Hub) sleep(done func() bool, stopped func() error, err *error) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.carry(true)
-	if done() {
-		return true
-	}
-	if *err = stopped(); *err != nil {
+	if h.over(done, stopped, err) {
 		return true
 	}
 	if h.asleep {
-		if h.edits != h.seen {
-			h.ring()
-		}
 		woken := h.woken
 		h.others++
 		h.mu.Unlock()
@@ -207,10 +225,11 @@ func (h *Hub) sleep(done func() bool, stopped func() error, err *error) bool {
 		h.others--
 		return false
 	}
-	h.asleep, h.seen = true, h.edits
+	h.asleep = true
 	h.poller.reset()
 	for _, l := range h.lines {
-		h.poller.add(l.sock, l.wanted(), len(l.head)+len(l.body) > 0)
+		l.polled = l.pending()
+		h.poller.add(l.sock, l.polled)
 	}
 	h.mu.Unlock()
 	h.poller.sleep()
@@ -220,6 +239,9 @@ func (h *Hub) sleep(done func() bool, stopped func() error, err *error) bool {
 		s.close()
 	}
 	h.old = h.old[:0]
+	if h.closed {
+		h.poller.close()
+	}
 	if h.others > 0 {
 		close(h.woken)
 		h.woken = make(chan struct{})
@@ -227,17 +249,29 @@ func (h *Hub) sleep(done func() bool, stopped func() error, err *error) bool {
 	return false
 }
 
-// carry reads and writes what the sockets have and take now, and reports whether that was anything. all includes wants that could wait for company.
+// over reports whether a wait is over.
+func (h *Hub) over(done func() bool, stopped func() error, err *error) bool {
+	if done() {
+		return true
+	}
+	if *err = stopped(); *err == nil && h.closed {
+		*err = ErrClosed
+	}
+	return *err != nil
+}
+
+// carry reads and writes what the sockets have and take now, and reports whether that was anything. all includes lines on which no message is expected, and wants that could wait for
+// company.
 func (h *Hub) carry(all bool) (moved bool) {
 	for i := 0; i < len(h.lines); i++ {
 		l := h.lines[i]
 		before := l.sentBytes + l.cameBytes
 		var err error
-		if l.wanted() {
+		if all || l.wanted() {
 			err = l.read()
 		}
 		if err == nil {
-			err = l.write(all)
+			err = h.send(l, all)
 		}
 		moved = moved || l.sentBytes+l.cameBytes > before
 		if err != nil {
@@ -250,9 +284,19 @@ func (h *Hub) carry(all bool) (moved bool) {
 
 // write writes what the socket of a line takes now.
 func (h *Hub) write(l *Line) {
-	if err := l.write(false); err != nil {
+	if err := h.send(l, false); err != nil {
 		h.remove(l, err)
 	}
+}
+
+// send writes, and wakes the goroutine that sleeps where it does not know that the socket has no room.
+func (h *Hub) send(l *Line, all bool) error {
+	err := l.write(all)
+	if h.asleep && l.pending() && !l.polled {
+		l.polled = true
+		h.ring()
+	}
+	return err
 }
 
 // turns is how often a line is read in a row while it has more: others are to have their turn.

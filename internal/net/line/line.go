@@ -25,6 +25,7 @@ type Line struct {
 	head   []byte            // of the frame that is being sent, and small ones before it
 	body   []byte            // rest of its data
 	of     *Message          // whose data they are; nil: body is ours
+	polled bool              // the goroutine that sleeps waits for room
 
 	// What comes in.
 	expects map[Name]*Message
@@ -38,6 +39,9 @@ type Line struct {
 	keep    []byte   // or early message
 	kept    Name     // and its name
 }
+
+// pending reports whether something could not be sent yet.
+func (l *Line) pending() bool { return len(l.head)+len(l.body) > 0 }
 
 // wanted reports whether what we wait for is to come on the line.
 func (l *Line) wanted() bool { return len(l.expects) > 0 || len(l.posts) > 0 }
@@ -69,7 +73,6 @@ func (l *Line) Post(m *Message, name Name, data []byte) {
 		m.size = -1 // as an eager one
 	default:
 		l.posts[name] = m
-		h.edits++
 		return
 	}
 	h.write(l)
@@ -87,6 +90,9 @@ func (l *Line) Expect(m *Message, name Name, buf []byte) {
 		return
 	case l.expects[name] != nil:
 		m.end(fmt.Errorf("%w: %+v", ErrUsed, name))
+		return
+	case len(l.expects) == maxWants:
+		m.end(fmt.Errorf("%w: more than %d", ErrMany, maxWants))
 		return
 	}
 	switch data, ok := l.early[name]; {
@@ -114,16 +120,9 @@ func (l *Line) Expect(m *Message, name Name, buf []byte) {
 	}
 }
 
-// expect notes that a message is to come, and says so as soon as the peer has few enough wants without their message.
+// expect notes that a message is to come, and says so.
 func (l *Line) expect(m *Message) {
 	l.expects[m.name] = m
-	l.hub.edits++
-	if l.owed == maxOwed {
-		l.held = append(l.held, m)
-		return
-	}
-	l.owed++
-	m.owed = true
 	l.want(m)
 }
 
@@ -134,28 +133,6 @@ func (l *Line) want(m *Message) {
 		l.few++
 	}
 	l.now = l.now || len(m.data) > MaxEager || l.few >= company
-}
-
-// unexpect notes that a message is expected no more.
-func (l *Line) unexpect(m *Message) {
-	delete(l.expects, m.name)
-	if !m.owed {
-		if m.at > 0 {
-			l.want(m) // as the sender of an eager message counts on it
-		}
-		return
-	}
-	m.owed = false
-	l.owed--
-	for len(l.held) > 0 && l.owed < maxOwed {
-		next := l.held[0]
-		l.held = l.held[1:]
-		if l.expects[next.name] == next {
-			l.owed++
-			next.owed = true
-			l.want(next)
-		}
-	}
 }
 
 // take notes the size of a message that comes.
@@ -188,7 +165,7 @@ func (m *Message) Cancel(err error) {
 		return
 	}
 	if m.in {
-		l.unexpect(m)
+		delete(l.expects, m.name)
 		if l.into == m {
 			l.into = nil
 		}
@@ -223,6 +200,11 @@ func (l *Line) begin(stale func(Name) bool) {
 	}
 }
 
+// dropOlder drops the early messages of versions that the peer has left.
+func (l *Line) dropOlder(than Name) {
+	l.begin(func(n Name) bool { return n.Group == than.Group && n.Version.Compare(than.Version) < 0 })
+}
+
 // fail ends the line.
 func (l *Line) fail(err error) {
 	if l.err != nil {
@@ -242,12 +224,11 @@ func (l *Line) fail(err error) {
 		l.of.end(err)
 	}
 	l.posts, l.expects, l.wants, l.eagers, l.early, l.ready, l.of, l.into, l.body, l.head, l.small = nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
-	l.hub.edits++
 }
 
 // output returns what is to be sent next. Wants of eager messages go along with what else there is, or, with all set, by themselves.
 func (l *Line) output(all bool) (head, body []byte) {
-	if len(l.head)+len(l.body) > 0 {
+	if l.pending() {
 		return l.head, l.body
 	}
 	l.of = nil
@@ -279,7 +260,7 @@ func (l *Line) wrote(n int) {
 		l.head = l.head[:copy(l.head, l.head[k:])]
 	}
 	l.body = l.body[n-k:]
-	if len(l.head)+len(l.body) > 0 || l.of == nil {
+	if l.pending() || l.of == nil {
 		return
 	}
 	m := l.of
@@ -353,7 +334,7 @@ func (l *Line) pass(n int) {
 	case m != nil:
 		l.into = nil
 		if m.at == m.size {
-			l.unexpect(m)
+			delete(l.expects, m.name)
 			m.end(nil)
 		}
 	case l.keep != nil:
@@ -382,8 +363,8 @@ func (l *Line) take(f frame) error {
 		if stale {
 			return nil
 		}
-		if len(l.wants) == 2*maxOwed { // some may be of operations that have ended
-			return fmt.Errorf("%w: more than %d wants without a message", ErrProtocol, 2*maxOwed)
+		if len(l.wants) == 2*maxWants { // some may be of operations that have ended
+			return fmt.Errorf("%w: more than %d wants without a message", ErrProtocol, 2*maxWants)
 		}
 		l.wants[f.name] = f.size
 		return nil
@@ -394,7 +375,7 @@ func (l *Line) take(f frame) error {
 		}
 		switch {
 		case m.err != nil:
-			l.unexpect(m)
+			delete(l.expects, m.name)
 			return nil
 		case f.size != m.size || f.length > m.size-m.at:
 			return fmt.Errorf("%w: %d more bytes of a message of %d, which has %d", ErrProtocol, f.length, m.size, m.at)
@@ -404,6 +385,9 @@ func (l *Line) take(f frame) error {
 		return nil
 	}
 	if f.kind == kindEager && !stale {
+		if len(l.early) == maxEarly {
+			l.dropOlder(f.name)
+		}
 		if l.early[f.name] != nil || len(l.early) == maxEarly {
 			return fmt.Errorf("%w: more early messages than a line keeps", ErrProtocol)
 		}

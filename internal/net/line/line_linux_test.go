@@ -14,7 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
 )
@@ -123,8 +122,8 @@ func TestMessages(t *testing.T) {
 		for _, e := range []*end{a, b} {
 			e.h.mu.Lock()
 			l := e.l
-			if left := len(l.posts) + len(l.wants) + len(l.ready) + len(l.expects) + len(l.early) + l.owed + len(l.held); left != 0 || l.err != nil {
-				t.Errorf("%d posts, wants, ready, expected, early, owed and held messages are left, error %v", left, l.err)
+			if left := len(l.posts) + len(l.wants) + len(l.ready) + len(l.expects) + len(l.early); left != 0 || l.err != nil {
+				t.Errorf("%d posts, wants, ready, expected and early messages are left, error %v", left, l.err)
 			}
 			if len(l.eagers) >= company {
 				t.Errorf("%d eager messages have no want", len(l.eagers))
@@ -296,19 +295,18 @@ func (e *end) waiting(n int, stopped func() error) <-chan error {
 	return errs
 }
 
-// asleep waits until one goroutine sleeps on the sockets and the others on it.
-func (e *end) asleep(t *testing.T, others int) {
-	for limit := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
+// until waits for a condition, which is asked under the lock.
+func (e *end) until(done func() bool) {
+	for ok := false; !ok; runtime.Gosched() {
 		e.h.mu.Lock()
-		ok := e.h.asleep && e.h.others == others
+		ok = done()
 		e.h.mu.Unlock()
-		if ok {
-			return
-		}
-		if time.Now().After(limit) {
-			t.Fatal("they do not sleep")
-		}
 	}
+}
+
+// asleep waits until one goroutine sleeps on the sockets and the others on it.
+func (e *end) asleep(others int) {
+	e.until(func() bool { return e.h.asleep && e.h.others == others })
 }
 
 // All waits end when the other end closes, when ours is closed, and when they are told to stop.
@@ -321,6 +319,7 @@ func TestEnds(t *testing.T) {
 	}{
 		"the peer closes": {func(a, b *end, _ *atomic.Bool) { b.l.Close(ErrClosed) }, io.EOF, 1},
 		"we close":        {func(a, b *end, _ *atomic.Bool) { a.l.Close(ErrClosed) }, ErrClosed, 0},
+		"our hub closes":  {func(a, b *end, _ *atomic.Bool) { a.h.Close() }, ErrClosed, 1},
 		"the peer's end":  {func(a, b *end, _ *atomic.Bool) { b.h.Close() }, io.EOF, 1},
 		"stopped by a ring": {func(a, b *end, stopped *atomic.Bool) {
 			stopped.Store(true)
@@ -336,7 +335,7 @@ func TestEnds(t *testing.T) {
 				}
 				return nil
 			})
-			a.asleep(t, 2)
+			a.asleep(2)
 			do.f(a, b, &stopped)
 			for range 3 {
 				if err := <-errs; !errors.Is(err, do.want) {
@@ -356,30 +355,60 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A goroutine that begins to wait while another sleeps is carried by that one, also where it has something to send that the socket does not take at once.
+// A goroutine that begins to wait while another sleeps is carried by that one, also where it has something to send that the socket does not take at once, and whether or not its want was there.
 func TestSleepers(t *testing.T) {
-	a, b := pair(t)
-	var stopped atomic.Bool
-	stop := errors.New("stop")
-	errs := a.waiting(1, func() error {
-		if stopped.Load() {
-			return stop
+	for _, wanted := range []bool{false, true} {
+		a, b := pair(t)
+		var stopped atomic.Bool
+		stop := errors.New("stop")
+		errs := a.waiting(1, func() error {
+			if stopped.Load() {
+				return stop
+			}
+			return nil
+		})
+		a.asleep(0)
+		received := make(chan struct{})
+		receive := func() {
+			defer close(received)
+			b.receive(t, 32<<20, 0)
 		}
-		return nil
-	})
-	a.asleep(t, 0)
-	sent := make(chan struct{})
-	go func() {
-		defer close(sent)
-		a.send(t, 32<<20)
-	}()
-	b.receive(t, 32<<20, 0)
-	<-sent
-	stopped.Store(true)
-	a.h.Ring()
-	if err := <-errs; !errors.Is(err, stop) {
-		t.Error(err)
+		if wanted {
+			go receive()
+			a.until(func() bool { return len(a.l.wants) == 1 })
+			a.asleep(0)
+		}
+		sent := make(chan struct{})
+		go func() {
+			defer close(sent)
+			a.send(t, 32<<20)
+		}()
+		if !wanted {
+			go receive()
+		}
+		<-sent
+		<-received
+		stopped.Store(true)
+		a.h.Ring()
+		if err := <-errs; !errors.Is(err, stop) {
+			t.Error(err)
+		}
 	}
+}
+
+// What comes is read though nothing waits for it.
+func TestTend(t *testing.T) {
+	a, b := pair(t)
+	many := make([]int, maxEagers)
+	for i := range many {
+		many[i] = MaxEager
+	}
+	a.send(t, many...) // more than sockets keep, or not
+	b.until(func() bool { return len(b.l.early) == maxEagers })
+	for i := range many {
+		b.receive(t, MaxEager, i)
+	}
+	a.until(func() bool { return len(a.l.eagers) == 0 }) // the wants go out and are read
 }
 
 // Whatever a peer sends, the line continues or ends, and keeps little.
@@ -409,7 +438,7 @@ func TestHostile(t *testing.T) {
 		"an empty chunk":          frame{kind: kindData, name: name(1), length: 0, size: 9}.append(nil),
 		"a name twice":            append(twice, twice...),
 		"too many early messages": early(maxEarly + 1),
-		"too many wants":          wants(2*maxOwed + 1),
+		"too many wants":          wants(2*maxWants + 1),
 		"data of another size":    append(frame{kind: kindData, name: name(1000), length: 1, size: 1 << 20}.append(nil), frame{kind: kindData, name: name(1000), length: 1, size: 9}.append([]byte{1})...),
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -26,7 +26,6 @@ type Message struct {
 	at   int // bytes that are sent, or have come
 	size int // of a message that comes, once it is known
 	in   bool
-	owed bool // the peer has our want
 	over bool
 	err  error
 }
@@ -45,6 +44,8 @@ var (
 	ErrSize = errors.New("wrong size")
 	// ErrUsed is a name that is in use.
 	ErrUsed = errors.New("name in use")
+	// ErrMany is a message too many that is expected at a time.
+	ErrMany = errors.New("too many messages at a time")
 	// ErrProtocol is bytes that are no frame, or a frame that cannot be.
 	ErrProtocol = errors.New("protocol violated")
 )
@@ -55,7 +56,7 @@ const (
 
 	maxEagers = 64    // sent and not wanted yet
 	maxEarly  = 256   // eager messages that a line keeps
-	maxOwed   = 16384 // wants without their message; a receiver holds back more
+	maxWants  = 16384 // without their message
 	company   = 32    // wants of eager messages that wait for others
 	maxChunk  = 256 << 10
 	header    = 56

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -31,7 +32,11 @@ type call struct {
 
 // newSocket returns the socket of a connection, which may be closed afterwards.
 func newSocket(c net.Conn) (s socket, err error) {
-	raw, err := c.(*net.TCPConn).SyscallConn()
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return s, errors.ErrUnsupported
+	}
+	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return s, err
 	}
@@ -58,6 +63,7 @@ func (s socket) pass(trap uintptr, a, b []byte) (int, error) {
 		v.SetLen(len(x))
 		s.io.msg.Iovlen++
 	}
+	defer clear(s.io.vec[:])
 	for {
 		n, _, err := unix.RawSyscall(trap, uintptr(s.fd), uintptr(unsafe.Pointer(&s.io.msg)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 		switch {
@@ -81,48 +87,54 @@ func (s socket) receive(a, b []byte) (int, error) { return s.pass(unix.SYS_RECVM
 
 // poller sleeps on sockets, and on an alarm.
 type poller struct {
-	alarm int
-	fds   *[]unix.PollFd
+	fds []unix.PollFd
+
+	mu    sync.Mutex // of ring and close; all else is under the lock of the hub, or done by the sleeper
+	alarm int        // -1 when it is closed
 }
 
-func newPoller() (poller, error) {
+func newPoller() (*poller, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	return poller{alarm: fd, fds: new([]unix.PollFd)}, err
+	return &poller{alarm: fd}, err
 }
 
-func (p poller) close() { _ = unix.Close(p.alarm) }
+func (p *poller) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_ = unix.Close(p.alarm)
+	p.alarm = -1
+}
 
 // ring wakes the sleeper, or the next one.
-func (p poller) ring() {
+func (p *poller) ring() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	one := [8]byte{1}
-	_, _ = unix.Write(p.alarm, one[:]) // fails where it rings already
+	if p.alarm >= 0 {
+		_, _ = unix.Write(p.alarm, one[:]) // fails where it rings already
+	}
 }
 
 // reset forgets all sockets.
-func (p poller) reset() {
-	*p.fds = append((*p.fds)[:0], unix.PollFd{Fd: int32(p.alarm), Events: unix.POLLIN})
+func (p *poller) reset() {
+	p.fds = append(p.fds[:0], unix.PollFd{Fd: int32(p.alarm), Events: unix.POLLIN})
 }
 
-// add adds a socket, that can be read or written.
-func (p poller) add(s socket, read, write bool) {
-	f := unix.PollFd{Fd: int32(s.fd)}
-	if read {
-		f.Events |= unix.POLLIN
-	}
+// add adds a socket that is to be read, and perhaps written.
+func (p *poller) add(s socket, write bool) {
+	f := unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN}
 	if write {
 		f.Events |= unix.POLLOUT
 	}
-	if f.Events != 0 {
-		*p.fds = append(*p.fds, f)
-	}
+	p.fds = append(p.fds, f)
 }
 
-// sleep returns when one of them can, or the alarm rings.
-func (p poller) sleep() {
+// sleep returns when one of them can be, or the alarm rings.
+func (p *poller) sleep() {
 	began := time.Now()
-	_, _ = unix.Poll(*p.fds, -1)
+	_, _ = unix.Poll(p.fds, -1)
 	look.Slept(time.Since(began))
-	if (*p.fds)[0].Revents != 0 {
+	if p.fds[0].Revents != 0 {
 		var count [8]byte
 		_, _ = unix.Read(p.alarm, count[:])
 	}

@@ -22,10 +22,10 @@ func (socket) receive(a, b []byte) (int, error) { return 0, errors.ErrUnsupporte
 // poller does nothing.
 type poller struct{}
 
-func newPoller() (poller, error) { return poller{}, errors.ErrUnsupported }
+func newPoller() (*poller, error) { return nil, errors.ErrUnsupported }
 
-func (poller) close()                         {}
-func (poller) ring()                          {}
-func (poller) reset()                         {}
-func (poller) add(s socket, read, write bool) {}
-func (poller) sleep()                         {}
+func (*poller) close()                   {}
+func (*poller) ring()                    {}
+func (*poller) reset()                   {}
+func (*poller) add(s socket, write bool) {}
+func (*poller) sleep()                   {}
