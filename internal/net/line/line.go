@@ -29,8 +29,6 @@ type Line struct {
 
 	// What comes in.
 	expects map[Name]*Message
-	owed    int             // of these, how many the peer has a want of
-	held    []*Message      // the others, in order
 	early   map[Name][]byte // eager messages that are not expected yet
 	buf     []byte          // has bytes of the stream from its start on
 	have    int
