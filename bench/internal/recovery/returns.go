@@ -61,7 +61,7 @@ func (r *returns) turn(turn, n int, torch *peers.Peer) error {
 			r.want = o
 		}
 		// Late enough for some steps to compare with, and early enough for the replacement to join.
-		at := int64(1e6 * r.want.Sum.Seconds * (0.2 + 0.2*b.r.Float64()))
+		at := int64(1e6 * r.want.Sum.Seconds * (0.3 + 0.2*b.r.Float64()))
 		worker := b.r.IntN(b.workers)
 		t.Faults, t.Protected, t.Tell = fmt.Sprintf("kill:%d@%d", worker, at), true, true
 		o, err := b.lab.Run(t)

@@ -142,7 +142,7 @@ func (l *Line) Bytes() (sent, received int64) {
 	return l.sentBytes, l.cameBytes
 }
 
-// remove ends a line that is not in use.
+// remove ends a line, unless it has ended.
 func (h *Hub) remove(l *Line, err error) {
 	i := slices.Index(h.lines, l)
 	if i < 0 {
