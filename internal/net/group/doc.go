@@ -15,7 +15,7 @@
 // Where all members are on one host and share memory (package board), an operation with Call.Algorithm Auto sends no messages but those of the tree reduction: each
 // member shows once what the others are to have. At most 64 of them run at a time under a version. In steady state they allocate nothing.
 //
-// Otherwise, such operations use lines (package line) to those members whose links can have one: the goroutine of the call carries their messages. In steady state they allocate
+// Otherwise, barriers, broadcasts and all-reduces use lines (package line) to those members whose links can have one: the goroutine of the call carries their messages. In steady state they allocate
 // nothing either.
 //
 // # Costs

@@ -14,8 +14,12 @@ import (
 // Between hosts, the messages of collectives go on lines (package line): the goroutine that runs the operation carries them itself. A pair of members that has no line uses its link
 // instead. Both ends of a pair agree on that.
 
-// onLines has the operation use lines, where it can. Links that are new get theirs first.
+// onLines has the operation use lines, where it can. Links that are new get theirs first. Reduce-scatters and all-gathers use links: a worker runs many of them at a time beside its
+// passes, and goroutines that wait for lines at the same time wake each other.
 func (o *operation) onLines() error {
+	if o.op == OpReduceScatter || o.op == OpAllGather {
+		return nil
+	}
 	for o.host == nil && !o.ed.near && o.call.Algorithm == Auto && o.n() > 1 {
 		o.g.scope.Lock()
 		var later <-chan struct{}
