@@ -80,7 +80,7 @@
 //	fetch     one per link within a host: reads large messages from the peer's memory
 //
 // All state is under one lock of the endpoint, held for no system call but
-// Close and SetDeadline of a connection, and those that wake a sleeper on a board or let go of one. Callbacks ([Sending.OnDone],
+// Close and SetDeadline of a connection, those that wake a sleeper on a board or let go of one, and those of lines, which do not wait. Callbacks ([Sending.OnDone],
 // [Receiving.OnDone]) are called without it.
 //
 // # Wire format, version 5

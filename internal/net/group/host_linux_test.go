@@ -66,6 +66,16 @@ func results(t *testing.T, gs []*group.Group, call group.Call, length int) [][]b
 	return out
 }
 
+// passed returns the bytes of all messages, and those on links, in memory that was read, and on lines.
+func passed(es []*comm.Endpoint) (sent, received, wire int64) {
+	for _, e := range es {
+		for _, p := range e.Stats() {
+			sent, received, wire = sent+p.BytesSent, received+p.BytesReceived, wire+p.WireSent
+		}
+	}
+	return sent, received, wire
+}
+
 // Collectives have the same bits whether all members of a host share memory, some, or none, and what passed is counted the same.
 func TestHostBits(t *testing.T) {
 	require.Reads(t)
@@ -79,12 +89,7 @@ func TestHostBits(t *testing.T) {
 			for step, length := range lengths {
 				got = append(got, results(t, gs, group.Call{Version: v, Step: uint64(step), Tag: 3, Priority: comm.Bulk}, length)...)
 			}
-			var s, r, wire int64
-			for _, e := range es {
-				for _, p := range e.Stats() {
-					s, r, wire = s+p.BytesSent, r+p.BytesReceived, wire+p.WireSent
-				}
-			}
+			s, r, wire := passed(es)
 			if len(alone) == 0 && wire > s/100 {
 				t.Errorf("%d members: %d of %d bytes did not pass on boards", n, wire, s)
 			}

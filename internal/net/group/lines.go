@@ -11,7 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/line"
 )
 
-// Between hosts, the messages of collectives go on lines (package line): the goroutine that runs the operation carries them itself. A pair of members that has no line uses its link
+// Between hosts, the messages of barriers, broadcasts and all-reduces go on lines (package line): the goroutine that runs the operation carries them itself. A pair of members that has no line uses its link
 // instead. Both ends of a pair agree on that.
 
 // onLines has the operation use lines, where it can. Links that are new get theirs first. Reduce-scatters and all-gathers use links: a worker runs many of them at a time beside its

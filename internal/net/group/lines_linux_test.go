@@ -68,12 +68,7 @@ func TestLineBits(t *testing.T) {
 			for step, length := range lengths {
 				got = append(got, results(t, gs, group.Call{Version: v, Step: uint64(step), Tag: 3, Priority: comm.Bulk}, length)...)
 			}
-			var s, r, wire int64
-			for _, e := range es {
-				for _, p := range e.Stats() {
-					s, r, wire = s+p.BytesSent, r+p.BytesReceived, wire+p.WireSent
-				}
-			}
+			s, r, wire := passed(es)
 			if i == 0 {
 				want, sent, received = got, s, r
 			}

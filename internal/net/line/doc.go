@@ -1,4 +1,4 @@
-// Package line carries the messages of collectives over connections of their own, without goroutines: the goroutine that waits for a message reads and writes the sockets itself.
+// Package line carries the messages of collectives over connections of their own: the goroutine that waits for a message reads and writes the sockets itself.
 //
 //	h, err := line.New()
 //	l, err := h.Add(conn, nil, lost)   // on both ends
@@ -17,7 +17,7 @@
 //     to MaxEager are sent before, and kept until they are expected; at most 64 of them have no want yet.
 //   - A wait ends on its message, on the end of the line, or when stopped says so, for which [Hub.Ring] has it look.
 //   - [Hub.Begin] begins a version of a group: what was sent under earlier ones is dropped.
-//   - When a line fails, all its messages end with an [*Error], and its owner is told.
+//   - When a line fails, all its messages end with an error, and its owner is told.
 //   - A thread that waits looks for a short time before it sleeps (package look). One of the goroutines that wait sleeps on all sockets; the others sleep until it wakes.
 //
 // What does not hold: a line that is closed may take along what was sent on it last. comm.Endpoint.Flush does not know of lines.

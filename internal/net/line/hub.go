@@ -1,7 +1,6 @@
 package line
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -109,7 +108,8 @@ func Capable(c net.Conn) bool {
 // Add makes a line of a connection that is [Capable], and closes the connection in any case. The line first sends some bytes. lost is called when the line fails, unless it is closed before; it must not block.
 func (h *Hub) Add(c net.Conn, first []byte, lost func(error)) (*Line, error) {
 	s, err := newSocket(c)
-	if err = errors.Join(err, c.Close()); err != nil {
+	_ = c.Close() // the socket is another descriptor of the same connection
+	if err != nil {
 		return nil, fmt.Errorf("line: %w", err)
 	}
 	l := &Line{

@@ -198,7 +198,7 @@ func (l *Line) begin(stale func(Name) bool) {
 	}
 }
 
-// dropOlder drops the early messages of versions that the peer has left.
+// dropOlder drops what belongs to versions of a group that the peer has left.
 func (l *Line) dropOlder(than Name) {
 	l.begin(func(n Name) bool { return n.Group == than.Group && n.Version.Compare(than.Version) < 0 })
 }

@@ -40,12 +40,18 @@ func newSocket(c net.Conn) (s socket, err error) {
 	if err != nil {
 		return s, err
 	}
-	err = errors.Join(raw.Control(func(fd uintptr) { s.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }), err)
+	var failed error
+	if err := raw.Control(func(fd uintptr) { s.fd, failed = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+		return s, err
+	}
+	if failed != nil {
+		return s, failed
+	}
 	s.io = new(call)
 	// Nothing urgent waits behind a line's data, so the system may have as many of them as it likes under way. Where it knows no such option, the bounds of a link hold.
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0)
 	_ = unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, 0)
-	return s, err
+	return s, nil
 }
 
 func (s socket) shutdown() { _ = unix.Shutdown(s.fd, unix.SHUT_RDWR) }
