@@ -75,7 +75,7 @@ func startMachineIn(t *testing.T, dir string, env []string, stdin string, args .
 		if t.Failed() {
 			t.Logf("%s:\n%s%s", m.Dir, &m.out, &m.errs)
 			files, _ := filepath.Glob(filepath.Join(m.Dir, "run", "log", "*.log"))
-			for _, file := range files {
+			for _, file := range append(files, filepath.Join(m.Dir, "run", "events.jsonl")) {
 				text, _ := os.ReadFile(file)
 				t.Logf("%s:\n%s", file, text)
 			}
