@@ -2,12 +2,16 @@ package collective
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"strings"
+	"syscall"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // loopback is what the network of the machine can carry: a process of a ring that sends as many bytes to the next one as each rank of an all-reduce has to,
@@ -22,13 +26,19 @@ type loopback struct {
 	in   []byte
 }
 
+// unpaced has connections sent as fast as they are read, as those of workers within a machine are.
+func unpaced(_, _ string, c syscall.RawConn) error {
+	platform.SetCongestion(c, "reno")
+	return nil
+}
+
 // loopbackPiece is how much a process writes, or reads, at a time.
 const loopbackPiece = 256 << 10
 
 // ring connects the process to its neighbours, at the addresses of all.
 func (r *loopback) ring(self int, addrs []string) (err error) {
 	r.n = len(addrs)
-	if r.next, err = net.Dial("tcp", addrs[(self+1)%r.n]); err != nil {
+	if r.next, err = (&net.Dialer{Control: unpaced}).Dial("tcp", addrs[(self+1)%r.n]); err != nil {
 		return err
 	}
 	if r.prev, err = r.l.Accept(); err != nil {
@@ -94,7 +104,7 @@ func (r *loopback) exchange(times, size int) (time.Duration, error) {
 
 // serveLoopback is a process of a ring: it says its address, reads those of all, and then carries as each line asks.
 func serveLoopback(self int, in *bufio.Scanner) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := (&net.ListenConfig{Control: unpaced}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
