@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/bench/internal/lab"
 	"github.com/soliton-train/soliton/bench/internal/peers"
 	"github.com/soliton-train/soliton/bench/internal/report"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
@@ -28,11 +29,18 @@ func AllReduce(args []string, rec *report.Recorder) error {
 	ranks := f.String("ranks", "2,4,8", "numbers of ranks")
 	sizes := f.String("sizes", "1024,65536,1048576,16777216", "bytes that are reduced, multiples of 4")
 	turns := f.Int("turns", 5, "turns of each side")
+	algorithm := f.String("algorithm", "auto", "of ours: auto, ring, direct, pairwise or halving")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
+	way := group.Auto
+	for ; way.String() != *algorithm; way++ {
+		if way == group.Halving {
+			return fmt.Errorf("-algorithm is %q; give auto, ring, direct, pairwise or halving", *algorithm)
+		}
+	}
 	if *role == "rank" {
-		return rank(*self, *links, *folder)
+		return rank(*self, *links, *folder, way)
 	}
 	counts, err := numbers(*ranks, 2, 64)
 	if err != nil {
@@ -50,7 +58,7 @@ func AllReduce(args []string, rec *report.Recorder) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	b := bench{dir: dir, turns: *turns, rec: rec}
+	b := bench{dir: dir, turns: *turns, rec: rec, algorithm: way}
 	fmt.Printf("%s, %d cores\n", runtime.Version(), runtime.NumCPU())
 	if b.mpi, err = peers.CompileMPI(dir); err != nil {
 		fmt.Printf("no OpenMPI: %v\n", err)
@@ -84,11 +92,12 @@ func numbers(list string, least, most int) (all []int, err error) {
 }
 
 type bench struct {
-	dir   string
-	turns int
-	rec   *report.Recorder
-	mpi   *peers.MPI  // nil: it is missing
-	gloo  *peers.Peer // the same
+	dir       string
+	turns     int
+	rec       *report.Recorder
+	algorithm group.Algorithm
+	mpi       *peers.MPI  // nil: it is missing
+	gloo      *peers.Peer // the same
 }
 
 // side is one of those that take turns; ask returns the milliseconds of a call, one for each round.
@@ -118,7 +127,7 @@ func (b *bench) compare(n int, sizes []int) (err error) {
 		if len(folder)+len("/00") > transport.MaxPath {
 			return fmt.Errorf("%s is too long for sockets; set TMPDIR to a shorter folder", folder)
 		}
-		c, err := startCrew(n, links.links, folder)
+		c, err := startCrew(n, links.links, folder, b.algorithm)
 		if err != nil {
 			return fmt.Errorf("%s: %w", links.name, err)
 		}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"github.com/soliton-train/soliton/internal/net/group"
 )
 
 // TestMain lets the ranks that a crew starts be this binary.
@@ -21,7 +23,7 @@ func TestMain(m *testing.M) {
 // Ranks meet over each kind of links, or as a ring, come to the right sums, and end when their input does.
 func TestCrew(t *testing.T) {
 	for _, links := range []string{"host", "sockets", "tcp", "loopback"} {
-		c, err := startCrew(3, links, t.TempDir())
+		c, err := startCrew(3, links, t.TempDir(), group.Auto)
 		if err != nil {
 			t.Fatalf("%s: %v", links, err)
 		}

@@ -22,7 +22,7 @@ import (
 type crew struct{ ranks []*peers.Peer }
 
 // startCrew starts n processes of this program and tells each the addresses of all.
-func startCrew(n int, links, folder string) (*crew, error) {
+func startCrew(n int, links, folder string, a group.Algorithm) (*crew, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -30,7 +30,7 @@ func startCrew(n int, links, folder string) (*crew, error) {
 	c := &crew{}
 	var addrs []string
 	for i := range n {
-		p, err := peers.StartProgram(self, "allreduce", "-role", "rank", "-rank", strconv.Itoa(i), "-links", links, "-folder", folder)
+		p, err := peers.StartProgram(self, "allreduce", "-role", "rank", "-rank", strconv.Itoa(i), "-links", links, "-folder", folder, "-algorithm", a.String())
 		if err != nil {
 			c.close()
 			return nil, err
@@ -76,7 +76,7 @@ func (c *crew) ask(elements, rounds, calls int) (ms []float64, err error) {
 }
 
 // rank is one process: it says its address, reads those of all ranks, and then reduces as each line asks, until its input ends.
-func rank(self int, links, folder string) error {
+func rank(self int, links, folder string, a group.Algorithm) error {
 	in := bufio.NewScanner(os.Stdin)
 	if links == "loopback" {
 		return serveLoopback(self, in)
@@ -109,7 +109,7 @@ func rank(self int, links, folder string) error {
 	}
 	defer g.Close()
 	ctx := context.Background()
-	call := group.Call{Version: id.Version{Generation: 1, N: 1}, Priority: comm.Bulk}
+	call := group.Call{Version: id.Version{Generation: 1, N: 1}, Priority: comm.Bulk, Algorithm: a}
 	if _, err := g.Edit(ctx, call.Version, sessions); err != nil {
 		return err
 	}

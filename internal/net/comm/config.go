@@ -2,7 +2,11 @@ package comm
 
 import (
 	"cmp"
+	"hash/fnv"
 	"math"
+	"os"
+	"runtime"
+	"sync"
 
 	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/id"
@@ -48,6 +52,9 @@ type Config struct {
 	// 256 KiB: it stays in a core's cache.
 	Segment int
 
+	// Machine is what groups know of the machine that this process runs on, to choose algorithms by. Default: what the system says.
+	Machine Machine
+
 	// Rejected counts the callers that were cut off before they had a link;
 	// nil counts none.
 	Rejected *auth.Tally
@@ -57,6 +64,23 @@ type Config struct {
 	// not call SetMembers or Close.
 	OnLink func(LinkEvent)
 }
+
+// Machine is what processes on one machine share.
+type Machine struct {
+	Number     uint64 // the same in all processes of the machine; 0: it is not known
+	Processors uint16
+}
+
+// thisMachine says what the system does. The number is that of its boot, which containers on the machine have, too.
+var thisMachine = sync.OnceValue(func() Machine {
+	m := Machine{Processors: uint16(min(runtime.NumCPU(), math.MaxUint16))}
+	if boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
+		h := fnv.New64a()
+		_, _ = h.Write(boot)
+		m.Number = h.Sum64()
+	}
+	return m
+})
 
 // PoolOverhead is what a message in the pool counts beside its bytes.
 const PoolOverhead = 256
@@ -106,6 +130,7 @@ func (c Config) withDefaults() Config {
 	c.Incast = cmp.Or(c.Incast, defaults.Incast)
 	c.Ahead = cmp.Or(c.Ahead, defaults.Ahead)
 	c.Segment = cmp.Or(c.Segment, defaults.Segment)
+	c.Machine = cmp.Or(c.Machine, thisMachine())
 	if c.Eager < 0 {
 		c.Eager = -PoolOverhead // below the smallest message
 	}

@@ -96,10 +96,12 @@
 //
 // Payloads:
 //
-//	hello   40  "SLTN", uint16 version, uint16 0x0102 in the machine's order, from and to
+//	hello   48  "SLTN", uint16 version, uint16 0x0102 in the machine's order, from and to
 //	            (each uint32 worker, uint32 incarnation), uint64 newest link known,
-//	            uint32 pool, uint32 1 if the link can have a line
-//	welcome 16  uint64 number of the link, uint32 pool, uint32 1 if the link can have a line
+//	            uint32 pool, uint16 1 if the link can have a line, uint16 processors,
+//	            uint64 number of the machine, or 0
+//	welcome 24  uint64 number of the link, uint32 pool, uint16 1 if the link can have a line,
+//	            uint16 processors, uint64 number of the machine, or 0
 //	refuse  16  uint64 newest link known, uint8 reason, 7 bytes zero
 //	open    56  key, uint64 size, uint16 priority, uint16 1 if eager
 //	data     n  at most 1 MiB of the message, in order

@@ -46,7 +46,7 @@ const (
 	MaxChunk = 1 << 20
 
 	magic       = 0x4e544c53 // "SLTN"
-	wireVersion = 5
+	wireVersion = 6
 	orderMark   = 0x0102
 )
 
@@ -54,7 +54,7 @@ var frameTypes = [...]struct {
 	name string
 	size int // of the payload; -1 varies
 }{
-	FrameHello: {"hello", 40}, FrameWelcome: {"welcome", 16}, FrameRefuse: {"refuse", 16}, FrameOpen: {"open", keySize + 12},
+	FrameHello: {"hello", 24 + sideSize}, FrameWelcome: {"welcome", sideSize}, FrameRefuse: {"refuse", 16}, FrameOpen: {"open", keySize + 12},
 	FrameData: {"data", -1}, FrameCredit: {"credit", 0}, FrameDrop: {"drop", 0}, FrameCancel: {"cancel", 0}, FrameReturn: {"return", 4},
 	FrameSync: {"sync", 0}, FrameSynced: {"synced", 0},
 	FrameProbe: {"probe", 32}, FrameReach: {"reach", 16}, FrameOffer: {"offer", keySize + 28}, FrameTaken: {"taken", 8},
@@ -106,6 +106,7 @@ type Frame struct {
 	From, To id.Session // FrameHello, FrameLine
 	Link     uint64     // FrameHello, FrameRefuse: newest link known; FrameWelcome: number of this one; FrameLine: of that whose line it is
 	Lines    bool       // FrameHello, FrameWelcome: the link can have a line
+	Machine  Machine    // FrameHello, FrameWelcome: of the sender
 	Pool     uint32     // FrameHello, FrameWelcome: bytes of pool for early messages; FrameReturn: bytes free again
 	Reason   Refusal    // FrameRefuse
 }
@@ -140,13 +141,9 @@ func (f Frame) Append(b []byte) []byte {
 		b = le.AppendUint16(b, wireVersion)
 		b = binary.NativeEndian.AppendUint16(b, orderMark)
 		b = auth.Ends{From: f.From, To: f.To}.Append(b)
-		b = le.AppendUint64(b, f.Link)
-		b = le.AppendUint32(b, f.Pool)
-		b = le.AppendUint32(b, flag(f.Lines))
+		b = f.appendSide(b)
 	case FrameWelcome:
-		b = le.AppendUint64(b, f.Link)
-		b = le.AppendUint32(b, f.Pool)
-		b = le.AppendUint32(b, flag(f.Lines))
+		b = f.appendSide(b)
 	case FrameLine:
 		b = auth.Ends{From: f.From, To: f.To}.Append(b)
 		b = le.AppendUint64(b, f.Link)
@@ -183,6 +180,24 @@ func (f Frame) Append(b []byte) []byte {
 		b = le.AppendUint64(b, uint64(f.Took))
 	}
 	return b
+}
+
+// sideSize is the size of what both sides of a link say of themselves as it begins.
+const sideSize = 24
+
+func (f Frame) appendSide(b []byte) []byte {
+	le := binary.LittleEndian
+	b = le.AppendUint64(b, f.Link)
+	b = le.AppendUint32(b, f.Pool)
+	b = le.AppendUint16(b, uint16(flag(f.Lines)))
+	b = le.AppendUint16(b, f.Machine.Processors)
+	return le.AppendUint64(b, f.Machine.Number)
+}
+
+func (f *Frame) decodeSide(p []byte) {
+	le := binary.LittleEndian
+	f.Link, f.Pool, f.Lines = le.Uint64(p), le.Uint32(p[8:]), le.Uint16(p[12:]) != 0
+	f.Machine = Machine{Number: le.Uint64(p[16:]), Processors: le.Uint16(p[14:])}
 }
 
 func flag(set bool) uint32 {
@@ -252,9 +267,9 @@ func (f *Frame) decode(p []byte) error {
 		}
 		ends := auth.DecodeEnds(p[8:])
 		f.From, f.To = ends.From, ends.To
-		f.Link, f.Pool, f.Lines = le.Uint64(p[24:]), le.Uint32(p[32:]), le.Uint32(p[36:]) != 0
+		f.decodeSide(p[24:])
 	case FrameWelcome:
-		f.Link, f.Pool, f.Lines = le.Uint64(p), le.Uint32(p[8:]), le.Uint32(p[12:]) != 0
+		f.decodeSide(p)
 	case FrameLine:
 		ends := auth.DecodeEnds(p)
 		f.From, f.To, f.Link = ends.From, ends.To, le.Uint64(p[16:])

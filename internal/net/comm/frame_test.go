@@ -29,16 +29,19 @@ func anyFrame() *rapid.Generator[Frame] {
 	session := rapid.Custom(func(t *rapid.T) id.Session {
 		return id.Session{Worker: id.WorkerID(rapid.Uint32().Draw(t, "worker")), Incarnation: int(rapid.Uint32().Draw(t, "incarnation"))}
 	})
+	side := func(t *rapid.T, f *Frame) {
+		f.Link, f.Pool, f.Lines = rapid.Uint64().Draw(t, "link"), rapid.Uint32().Draw(t, "pool"), rapid.Bool().Draw(t, "lines")
+		f.Machine = Machine{Number: rapid.Uint64().Draw(t, "machine"), Processors: rapid.Uint16().Draw(t, "processors")}
+	}
 	return rapid.Custom(func(t *rapid.T) Frame {
 		f := Frame{Type: FrameType(rapid.IntRange(1, int(frameEnd)-1).Draw(t, "type")), ID: rapid.Uint64().Draw(t, "id")}
 		f.Len = max(0, frameTypes[f.Type].size)
 		switch f.Type {
 		case FrameHello:
 			f.From, f.To = session.Draw(t, "from"), session.Draw(t, "to")
-			f.Link, f.Pool = rapid.Uint64().Draw(t, "link"), rapid.Uint32().Draw(t, "pool")
-			f.Lines = rapid.Bool().Draw(t, "lines")
+			side(t, &f)
 		case FrameWelcome:
-			f.Link, f.Pool, f.Lines = rapid.Uint64().Draw(t, "link"), rapid.Uint32().Draw(t, "pool"), rapid.Bool().Draw(t, "lines")
+			side(t, &f)
 		case FrameLine:
 			f.From, f.To, f.Link = session.Draw(t, "from"), session.Draw(t, "to"), rapid.Uint64().Draw(t, "link")
 		case FrameRefuse:

@@ -17,11 +17,12 @@ import (
 // link is one connection to a peer. The peer's loop makes it, writes to it,
 // and joins its reader before it lets go of it.
 type link struct {
-	p      *peer
-	conn   net.Conn
-	number uint64
-	pool   int  // bytes of the peer's pool
-	dead   bool // what still comes is ignored
+	p       *peer
+	conn    net.Conn
+	number  uint64
+	pool    int     // bytes of the peer's pool
+	machine Machine // of the peer
+	dead    bool    // what still comes is ignored
 
 	counted bool // as new, by Connect; under e.mu
 

@@ -48,9 +48,10 @@ type peer struct {
 type handover struct {
 	conn    net.Conn
 	number  uint64
-	pool    uint32 // of the other side
-	lines   bool   // the other side can have a line
-	welcome bool   // we owe it
+	pool    uint32  // of the other side
+	lines   bool    // the other side can have a line
+	machine Machine // of the other side
+	welcome bool    // we owe it
 }
 
 func newPeer(e *Endpoint, p Peer) *peer {
@@ -136,7 +137,7 @@ func (p *peer) called(c net.Conn, hello Frame) Refusal {
 		p.link.conn.Close()
 	}
 	p.known = max(p.known, hello.Link) + 1
-	p.next = &handover{conn: c, number: p.known, pool: hello.Pool, lines: hello.Lines, welcome: true}
+	p.next = &handover{conn: c, number: p.known, pool: hello.Pool, lines: hello.Lines, machine: hello.Machine, welcome: true}
 	p.wakeUp()
 	return 0
 }
@@ -275,12 +276,12 @@ func (e *refusedError) Unwrap() error { return ErrRefused }
 // dial calls the peer for a link.
 func (p *peer) dial(ctx context.Context, connect dialler, addr string, known uint64) (*handover, error) {
 	c, f, err := p.greet(ctx, connect, addr, func(c net.Conn) Frame {
-		return Frame{Type: FrameHello, From: p.e.cfg.Self, To: p.Session, Link: known, Pool: uint32(p.e.cfg.Pool), Lines: line.Capable(c)}
+		return Frame{Type: FrameHello, From: p.e.cfg.Self, To: p.Session, Link: known, Pool: uint32(p.e.cfg.Pool), Lines: line.Capable(c), Machine: p.e.cfg.Machine}
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &handover{conn: c, number: f.Link, pool: f.Pool, lines: f.Lines}, nil
+	return &handover{conn: c, number: f.Link, pool: f.Pool, lines: f.Lines, machine: f.Machine}, nil
 }
 
 // dialler connects to an address.
@@ -333,13 +334,13 @@ func (p *peer) serve(h *handover) {
 	e := p.e
 	l := &link{
 		p: p, conn: h.conn, number: h.number, pool: int(h.pool), window: int(h.pool),
-		out: make(map[uint64]*Sending), in: make(map[uint64]*incoming), lines: h.lines && line.Capable(h.conn), dialled: !h.welcome,
+		out: make(map[uint64]*Sending), in: make(map[uint64]*incoming), lines: h.lines && line.Capable(h.conn), dialled: !h.welcome, machine: h.machine,
 	}
 	l.ours.Store(rand.Uint64())
 	near, copies := transport.Neighbour(h.conn)
 	l.conn.SetDeadline(time.Time{})
 	if h.welcome {
-		l.ctl = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(e.cfg.Pool), Lines: line.Capable(h.conn)}.Append(nil) // goes with the first frames
+		l.ctl = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(e.cfg.Pool), Lines: line.Capable(h.conn), Machine: e.cfg.Machine}.Append(nil) // goes with the first frames
 	}
 	e.lock()
 	p.taken = nil

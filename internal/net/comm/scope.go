@@ -94,6 +94,31 @@ func (s *Scope) Neighbours(members []id.Session) (all []Neighbour, ours *board.B
 	return all, s.e.board, nil
 }
 
+// Crowd returns how many of these sessions share a processor, on the machine where these are most, and whether all are together on one. It is known once there are links to all; they all come to the same answer.
+func (s *Scope) Crowd(members []id.Session) (crowd float64, together bool) {
+	type sharing struct{ members, processors int }
+	machines := make(map[uint64]sharing)
+	for _, m := range members {
+		on := s.e.cfg.Machine
+		if m != s.e.cfg.Self {
+			p := s.e.peers[m.Worker]
+			if p == nil || p.link == nil {
+				continue
+			}
+			on = p.link.machine
+		}
+		if x := machines[on.Number]; on.Number != 0 && on.Processors != 0 {
+			x.members++
+			x.processors = max(x.processors, int(on.Processors))
+			machines[on.Number] = x
+		}
+	}
+	for _, x := range machines {
+		crowd, together = max(crowd, float64(x.members)/float64(x.processors)), x.members == len(members)
+	}
+	return crowd, together
+}
+
 // Lines returns the lines to sessions, in their order, nil where two ends have none, and their hub, nil where there are no lines at all. The two ends agree on it. Where it is not
 // known yet for one of them, it returns a channel that is closed when more is known.
 func (s *Scope) Lines(members []id.Session) (all []*line.Line, hub *line.Hub, later <-chan struct{}) {

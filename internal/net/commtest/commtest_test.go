@@ -105,8 +105,8 @@ func TestFaultyMem(t *testing.T) {
 // every way, in a bubble's time, that is exact.
 func TestCosts(t *testing.T) {
 	const segment = 512
-	for n := 2; n <= 6; n++ {
-		for _, a := range []group.Algorithm{group.Direct, group.Ring, group.Pairwise} {
+	for _, n := range []int{2, 3, 4, 5, 6, 8} {
+		for _, a := range []group.Algorithm{group.Direct, group.Ring, group.Pairwise, group.Halving} {
 			for _, size := range []int{0, 16 * n, 2 * segment * n} { // even parts of whole segments, or less than one
 				synctest.Test(t, func(t *testing.T) {
 					m := transport.NewMem()
@@ -139,7 +139,7 @@ func TestCosts(t *testing.T) {
 						Each(t, gs, c.run)
 						steps := time.Since(began) / m.Latency
 						synctest.Wait()
-						if a == group.Pairwise && c.op != group.OpAllReduce {
+						if (a == group.Pairwise || a == group.Halving) && c.op != group.OpAllReduce {
 							continue
 						}
 						got, want := counter.Take(), group.CostOf(c.op, a, n, int64(size), segment)

@@ -99,7 +99,7 @@ func testCollectives(t *testing.T, network Network) {
 		es, _ := Cluster(t, n, small, network)
 		v := id.Version{Generation: 1, N: 1}
 		gs := Groups(t, es, 7, v)
-		for _, a := range []group.Algorithm{group.Ring, group.Direct, group.Pairwise, group.Auto} {
+		for _, a := range []group.Algorithm{group.Ring, group.Direct, group.Pairwise, group.Halving, group.Auto} {
 			for step, length := range []int{0, n, 100, 3001} {
 				if t.Failed() {
 					return

@@ -17,14 +17,17 @@ import (
 // In steady state, collectives of a host allocate nothing.
 func TestHostAllocatesNothing(t *testing.T) {
 	require.Reads(t)
-	allocatesNothing(t, onHost(t))
+	allocatesNothing(t, 2, onHost(t))
 }
 
 // Nor do those on lines.
-func TestLinesAllocateNothing(t *testing.T) { allocatesNothing(t, inTCP) }
+func TestLinesAllocateNothing(t *testing.T) {
+	allocatesNothing(t, 2, inTCP)
+	allocatesNothing(t, 4, inTCP) // by halves
+}
 
-func allocatesNothing(t *testing.T, network commtest.Network) {
-	_, gs, v := team(t, 2, network)
+func allocatesNothing(t *testing.T, members int, network commtest.Network) {
+	_, gs, v := team(t, members, network)
 	const runs = 200
 	for _, length := range []int{100, 10_000, 100_000} {
 		step := uint64(0)
@@ -33,15 +36,17 @@ func allocatesNothing(t *testing.T, network commtest.Network) {
 			return errors.Join(g.Barrier(context.Background(), call), g.AllReduce(context.Background(), call, x))
 		}
 		var wg sync.WaitGroup
-		wg.Go(func() {
-			x := make([]float32, length)
-			for i := range uint64(2*runs + 1) {
-				if err := run(gs[1], i+1, x); err != nil {
-					t.Error(err)
-					return
+		for _, g := range gs[1:] {
+			wg.Go(func() {
+				x := make([]float32, length)
+				for i := range uint64(2*runs + 1) {
+					if err := run(g, i+1, x); err != nil {
+						t.Error(err)
+						return
+					}
 				}
-			}
-		})
+			})
+		}
 		x := make([]float32, length)
 		f := func() {
 			step++
@@ -53,7 +58,7 @@ func allocatesNothing(t *testing.T, network commtest.Network) {
 			f()
 		}
 		if n := testing.AllocsPerRun(runs, f); n >= 1 {
-			t.Errorf("%d numbers: %v allocations for each barrier and all-reduce of two members", length, n)
+			t.Errorf("%d numbers: %v allocations for each barrier and all-reduce of %d members", length, n, members)
 		}
 		wg.Wait()
 	}

@@ -38,9 +38,18 @@
 //	all-reduce      direct  1        n(n-1)k(S)     n(n-1)S    (n-1)S
 //	                ring    2(n-1)   n(n-1)(k(S/n)+1)  2(n-1)S  2(n-1)S/n
 //	                pairwise  2      n(n-1)(k(S/n)+1)  2(n-1)S  2(n-1)S/n
+//	                halving  2 log2(n)  n·Σ(k(S/2^i)+1)  2(n-1)S  2(n-1)S/n   i = 1 to log2(n); n is a power of two
 //
-//	time = steps·30 µs + messages/n·5 µs + busiest·0.5 ns·(1.25 if more than
-//	       comm.Config.Incast send to one) + additions·0.2 ns
+//	time = steps·30 µs + crowd·(messages/n·5 µs + additions·0.2 ns)
+//	       + busiest·0.5 ns·(1.25 if more than comm.Config.Incast send to one)
+//
+// where crowd is how many members share a processor, on the machine where that is most, and 1 at least. These rates are those of an ordinary data-centre network, and not measured. Where all members are on one machine, and its
+// loopback interface is their network, every byte is work of its processors, too:
+//
+//	time = steps·1 µs + crowd·(messages/n·4 µs + messages above line.MaxEager/n·5 µs + additions·0.1 ns
+//	       + busiest·0.2 ns·(1.15 if a member has more than a segment for another at a time))
+//
+// which is fitted to measured times (docs/performance.md). From 8 MiB on, an all-reduce of more than two is a ring there.
 //
 // A message above comm.Config.Eager takes one more round trip, for its credit. The
 // tree reduction sends [TreePlan].Moves for every shard, each of the shard's
@@ -49,5 +58,5 @@
 //
 // Within a host, the choice is by size alone: an all-reduce of up to 16 KiB is direct, a larger one pairwise, and all else direct.
 //
-// There are no halving-doubling or tree algorithms, and the rates of networks are not measured.
+// There are no tree algorithms but the tree reduction, and the rates of networks are not measured.
 package group

@@ -42,7 +42,8 @@ type edition struct {
 	abort   *comm.Receiving
 	notice  []byte // that arrives through abort
 	trees   treePlans
-	near    bool // all members are on our host
+	near    bool  // all members are on our host
+	place   Place // of the members; zero before the first operation that could use lines
 
 	neighbours *neighbours // of such; nil before the first operation that uses them
 

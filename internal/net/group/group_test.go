@@ -515,17 +515,26 @@ func TestPlanTree(t *testing.T) {
 }
 
 func TestChoice(t *testing.T) {
+	// So many members on two processors of one machine.
+	together := func(n int) group.Place { return group.Place{Crowd: float64(n) / 2, Together: true} }
+	apart := group.Place{}
 	for _, c := range []struct {
-		op   group.Op
-		n    int
-		size int64
-		want group.Algorithm
+		op    group.Op
+		n     int
+		size  int64
+		place group.Place
+		want  group.Algorithm
 	}{
-		{group.OpAllReduce, 4, 64, group.Direct}, {group.OpAllReduce, 4, 64 << 20, group.Pairwise}, {group.OpAllReduce, 8, 64 << 20, group.Ring}, {group.OpBarrier, 8, 0, group.Direct},
-		{group.OpBroadcast, 2, 1 << 20, group.Direct}, {group.OpBroadcast, 8, 64 << 20, group.Ring}, {group.OpReduceScatter, 16, 64 << 20, group.Ring}, {group.OpReduceScatter, 3, 1 << 20, group.Direct},
+		{group.OpAllReduce, 4, 64, apart, group.Direct}, {group.OpAllReduce, 4, 64 << 20, apart, group.Pairwise}, {group.OpAllReduce, 8, 64 << 20, apart, group.Halving}, {group.OpAllReduce, 7, 64 << 20, apart, group.Ring}, {group.OpBarrier, 8, 0, apart, group.Direct},
+		{group.OpBroadcast, 2, 1 << 20, apart, group.Direct}, {group.OpBroadcast, 8, 64 << 20, apart, group.Ring}, {group.OpReduceScatter, 16, 64 << 20, apart, group.Ring}, {group.OpReduceScatter, 3, 1 << 20, apart, group.Direct},
+		{group.OpAllReduce, 8, 64 << 10, group.Place{Crowd: 8}, group.Halving}, {group.OpAllReduce, 6, 64 << 10, group.Place{Crowd: 8}, group.Pairwise},
+		{group.OpAllReduce, 2, 1 << 10, together(2), group.Direct}, {group.OpAllReduce, 4, 1 << 10, together(4), group.Direct},
+		{group.OpAllReduce, 4, 64 << 10, together(4), group.Halving}, {group.OpAllReduce, 8, 64 << 10, together(8), group.Halving}, {group.OpAllReduce, 6, 64 << 10, together(6), group.Pairwise},
+		{group.OpAllReduce, 4, 1 << 20, together(4), group.Pairwise}, {group.OpAllReduce, 8, 512 << 10, together(8), group.Halving}, {group.OpAllReduce, 8, 2 << 20, together(8), group.Pairwise},
+		{group.OpAllReduce, 4, 16 << 20, together(4), group.Ring}, {group.OpBarrier, 8, 0, together(8), group.Direct},
 	} {
-		if got := group.Choose(c.op, c.n, c.size, 256<<10, 4); got != c.want {
-			t.Errorf("%v of %d bytes in %d members: %v, want %v", c.op, c.size, c.n, got, c.want)
+		if got := group.Choose(c.op, c.n, c.size, 256<<10, 4, c.place); got != c.want {
+			t.Errorf("%v of %d bytes in %d members, %+v: %v, want %v", c.op, c.size, c.n, c.place, got, c.want)
 		}
 	}
 	for _, c := range []struct {

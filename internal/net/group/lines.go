@@ -20,7 +20,7 @@ func (o *operation) onLines() error {
 	if o.op == OpReduceScatter || o.op == OpAllGather {
 		return nil
 	}
-	for o.host == nil && !o.ed.near && o.call.Algorithm == Auto && o.n() > 1 {
+	for o.host == nil && !o.ed.near && o.n() > 1 {
 		o.g.scope.Lock()
 		var later <-chan struct{}
 		if o.ed.lines == nil && !comm.Closed(o.ed.ended) {
@@ -28,9 +28,10 @@ func (o *operation) onLines() error {
 			var hub *line.Hub
 			if all, hub, later = o.g.scope.Lines(o.ed.members); later == nil {
 				o.ed.hub, o.ed.lines = hub, all
+				o.ed.place.Crowd, o.ed.place.Together = o.g.scope.Crowd(o.ed.members)
 			}
 		}
-		o.hub, o.lines = o.ed.hub, o.ed.lines
+		o.hub, o.lines, o.place = o.ed.hub, o.ed.lines, o.ed.place
 		o.g.scope.Unlock()
 		if later == nil {
 			return nil

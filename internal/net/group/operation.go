@@ -81,6 +81,7 @@ type operation struct {
 	sends []*comm.Sending
 	recvs []*comm.Receiving
 	hub   *line.Hub // of the lines; nil: it uses none
+	place Place     // of the members, if the operation can use lines
 	lines []*line.Line
 	lined []*line.Message // on lines
 	taken []*[]float32    // scratch memory

@@ -40,7 +40,7 @@ const recordSize, lossSumSize, evalSize, hashes, altered, digest = 88, 32, 24, 6
 const segment, incast = 256 << 10, 4
 
 func algorithm(op group.Op, n, size int) group.Algorithm {
-	return group.Choose(op, n, int64(size), segment, incast)
+	return group.Choose(op, n, int64(size), segment, incast, group.Place{})
 }
 
 // allGather adds what each member sends to gather parts of these sizes.
