@@ -52,9 +52,6 @@ type Config struct {
 	// 256 KiB: it stays in a core's cache.
 	Segment int
 
-	// Machine is what groups know of the machine that this process runs on, to choose algorithms by. Default: what the system says.
-	Machine Machine
-
 	// Rejected counts the callers that were cut off before they had a link;
 	// nil counts none.
 	Rejected *auth.Tally
@@ -130,7 +127,6 @@ func (c Config) withDefaults() Config {
 	c.Incast = cmp.Or(c.Incast, defaults.Incast)
 	c.Ahead = cmp.Or(c.Ahead, defaults.Ahead)
 	c.Segment = cmp.Or(c.Segment, defaults.Segment)
-	c.Machine = cmp.Or(c.Machine, thisMachine())
 	if c.Eager < 0 {
 		c.Eager = -PoolOverhead // below the smallest message
 	}

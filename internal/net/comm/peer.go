@@ -276,7 +276,7 @@ func (e *refusedError) Unwrap() error { return ErrRefused }
 // dial calls the peer for a link.
 func (p *peer) dial(ctx context.Context, connect dialler, addr string, known uint64) (*handover, error) {
 	c, f, err := p.greet(ctx, connect, addr, func(c net.Conn) Frame {
-		return Frame{Type: FrameHello, From: p.e.cfg.Self, To: p.Session, Link: known, Pool: uint32(p.e.cfg.Pool), Lines: line.Capable(c), Machine: p.e.cfg.Machine}
+		return Frame{Type: FrameHello, From: p.e.cfg.Self, To: p.Session, Link: known, Pool: uint32(p.e.cfg.Pool), Lines: line.Capable(c), Machine: thisMachine()}
 	})
 	if err != nil {
 		return nil, err
@@ -340,7 +340,7 @@ func (p *peer) serve(h *handover) {
 	near, copies := transport.Neighbour(h.conn)
 	l.conn.SetDeadline(time.Time{})
 	if h.welcome {
-		l.ctl = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(e.cfg.Pool), Lines: line.Capable(h.conn), Machine: e.cfg.Machine}.Append(nil) // goes with the first frames
+		l.ctl = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(e.cfg.Pool), Lines: line.Capable(h.conn), Machine: thisMachine()}.Append(nil) // goes with the first frames
 	}
 	e.lock()
 	p.taken = nil

@@ -99,7 +99,7 @@ func (s *Scope) Crowd(members []id.Session) (crowd float64, together bool) {
 	type sharing struct{ members, processors int }
 	machines := make(map[uint64]sharing)
 	for _, m := range members {
-		on := s.e.cfg.Machine
+		on := thisMachine()
 		if m != s.e.cfg.Self {
 			p := s.e.peers[m.Worker]
 			if p == nil || p.link == nil {

@@ -73,3 +73,49 @@ func TestScopeBegin(t *testing.T) {
 		}
 	})
 }
+
+// All members come to the same crowd: that of the machine where members for each processor are most.
+func TestCrowd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := transport.NewMem()
+		es := cluster(t, 4, Config{}, func(int) transport.Transport { return m })
+		var members []id.Session
+		for i, e := range es {
+			members = append(members, e.Self())
+			for _, other := range es[:i] {
+				if _, err := e.Connect(t.Context(), other.Self()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		synctest.Wait()
+		ours := thisMachine()
+		if ours.Number == 0 {
+			t.Skip("the system does not say which machine this is")
+		}
+		for i, e := range es {
+			s, err := NewScope(e, 1, func(id.Session, error) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Lock()
+			crowd, together := s.Crowd(members)
+			if want := 4 / float64(ours.Processors); crowd != want || !together {
+				t.Errorf("worker %d: %v, %v, want %v on one machine", i, crowd, together, want)
+			}
+			for _, p := range e.peers { // the others are on one with one processor
+				p.link.machine = Machine{Number: ours.Number + 1, Processors: 1}
+			}
+			if crowd, together := s.Crowd(members); crowd != 3 || together {
+				t.Errorf("worker %d beside three on another machine: %v, %v", i, crowd, together)
+			}
+			for _, p := range e.peers {
+				p.link.machine = Machine{}
+			}
+			if crowd, together := s.Crowd(members); crowd != 1/float64(ours.Processors) || together {
+				t.Errorf("worker %d beside three on machines that are not known: %v, %v", i, crowd, together)
+			}
+			s.Unlock()
+		}
+	})
+}
