@@ -29,7 +29,7 @@ func AllReduce(args []string, rec *report.Recorder) error {
 	ranks := f.String("ranks", "2,4,8", "numbers of ranks")
 	sizes := f.String("sizes", "1024,65536,1048576,16777216", "bytes that are reduced, multiples of 4")
 	turns := f.Int("turns", 5, "turns of each side")
-	algorithm := f.String("algorithm", "auto", "of ours: auto, ring, direct, pairwise or halving")
+	algorithm := f.String("algorithm", "auto", "of ours over TCP: auto, ring, direct, pairwise or halving")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -127,7 +127,11 @@ func (b *bench) compare(n int, sizes []int) (err error) {
 		if len(folder)+len("/00") > transport.MaxPath {
 			return fmt.Errorf("%s is too long for sockets; set TMPDIR to a shorter folder", folder)
 		}
-		c, err := startCrew(n, links.links, folder, b.algorithm)
+		algorithm := group.Auto
+		if links.links == "tcp" {
+			algorithm = b.algorithm
+		}
+		c, err := startCrew(n, links.links, folder, algorithm)
 		if err != nil {
 			return fmt.Errorf("%s: %w", links.name, err)
 		}
@@ -185,6 +189,9 @@ func (b *bench) record(n, size int, sides []*side) {
 	}
 	for _, c := range contests {
 		ours, theirs := took[c.ours], took[c.theirs]
+		if c.ours == "TCP" && b.algorithm != group.Auto {
+			c.ours += ", " + b.algorithm.String()
+		}
 		row := report.Row{
 			Comparison: "allreduce", Case: fmt.Sprintf("%d KiB", size>>10), Workers: n, Ours: c.ours, Theirs: c.theirs, Unit: "GB/s of the bus", Kind: report.Rate, Goal: c.goal,
 		}

@@ -68,7 +68,8 @@ type Machine struct {
 	Processors uint16
 }
 
-// thisMachine says what the system does. The number is that of its boot, which containers on the machine have, too.
+// thisMachine says what the system does. The number is that of its boot, which containers on the machine have, too. The processors are those that the process may use: where processes may use different ones, they count as if
+// they shared them.
 var thisMachine = sync.OnceValue(func() Machine {
 	m := Machine{Processors: uint16(min(runtime.NumCPU(), math.MaxUint16))}
 	if boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {

@@ -241,6 +241,11 @@ func (fr *FrameReader) Next() (Frame, error) {
 		f.Len = int(n)
 		return f, nil
 	case int(n) != frameTypes[f.Type].size:
+		if p := fr.buf[headerSize : headerSize+8]; f.Type == FrameHello && n >= 8 { // that of another version may have another size
+			if _, err := io.ReadFull(fr.r, p); err == nil && binary.LittleEndian.Uint32(p) == magic && binary.LittleEndian.Uint16(p[4:]) != wireVersion {
+				return f, errVersion
+			}
+		}
 		return Frame{}, protocolError("a %s frame with %d bytes", frameTypes[f.Type].name, n)
 	}
 	f.Len = int(n)

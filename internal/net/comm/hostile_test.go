@@ -6,6 +6,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -186,6 +187,9 @@ func TestRefusals(t *testing.T) {
 		}
 		version := hello.Append(nil)
 		binary.LittleEndian.PutUint16(version[headerSize+4:], wireVersion+1)
+		shorter := slices.Clone(version[:headerSize+40]) // as those of versions 3 to 5 were
+		binary.LittleEndian.PutUint32(shorter[4:], 40)
+		binary.LittleEndian.PutUint16(shorter[headerSize+4:], 5)
 		for _, c := range []struct {
 			hello Frame
 			first []byte
@@ -197,6 +201,7 @@ func TestRefusals(t *testing.T) {
 			{other(func(f *Frame) { f.To.Incarnation = 2 }), nil, RefusedWrongPeer},
 			{hello, nil, RefusedLinked},
 			{hello, version, RefusedVersion},
+			{hello, shorter, RefusedVersion},
 		} {
 			conn, err := m.Dial(t.Context(), es[0].Addr())
 			if err != nil {

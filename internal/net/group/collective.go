@@ -430,7 +430,10 @@ func (o *operation) pairwiseAllReduce(buf []float32) error {
 	if err := o.directReduceScatter(buf, parts); err != nil {
 		return err
 	}
-	// The gather writes where the scatter sent from, but a member sends its sum only when it has received all that is in it.
+	// The gather writes where the scatter sent from.
+	if err := o.sentOnLinks(); err != nil {
+		return err
+	}
 	return o.gatherParts(buf, parts, Direct, 1)
 }
 
@@ -453,7 +456,10 @@ func (o *operation) halvingAllReduce(buf []float32) error {
 		}
 		round++
 	}
-	// This writes where the rounds before sent from, but a member sends its sum only when it has received all that is in it.
+	// This writes where the rounds before sent from.
+	if err := o.sentOnLinks(); err != nil {
+		return err
+	}
 	for size := 1; size < o.n(); size *= 2 {
 		with := o.rank() ^ size
 		theirs := o.expect(with, round, 0, comm.Bytes(numbers(with, size)))

@@ -68,8 +68,8 @@ func CostOf(op Op, a Algorithm, n int, size int64, segment int) Cost {
 		c.Messages *= segments(part, segment)
 	case OpAllReduce:
 		c.Bytes, c.Busiest, c.Adds = m*(m-1)*size, (m-1)*size, (m-1)*size/4
-		credits := func(bytes int64) int { // one for each message of so many bytes
-			if bytes > line.MaxEager {
+		credits := func(bytes int64) int { // one for each segment of so many bytes
+			if min(bytes, int64(segment)) > line.MaxEager {
 				return 1
 			}
 			return 0
@@ -77,7 +77,7 @@ func CostOf(op Op, a Algorithm, n int, size int64, segment int) Cost {
 		switch k := segments(part, segment); a {
 		case Direct:
 			c.Messages *= segments(size, segment)
-			c.Credits, c.Longest = c.Messages*credits(min(size, int64(segment))), size
+			c.Credits, c.Longest = c.Messages*credits(size), size
 		case Halving:
 			c.Steps, c.Messages, c.Fan, c.Longest = 0, 0, 1, int64(n/2)*part
 			for ranks := n / 2; ranks > 0; ranks /= 2 {
@@ -133,18 +133,19 @@ func (c Cost) time(n, segment, incast int, p Place) float64 {
 	if p.Together {
 		r = loopback
 	}
-	bytes := float64(c.Busiest) * r.perByte
+	// No product is fused with a sum, which only some processors do: all members come to the same time.
+	bytes := float64(float64(c.Busiest) * r.perByte)
 	if c.Fan > incast {
 		bytes *= 1 + r.incasts
 	}
 	if c.Longest > int64(segment) {
 		bytes *= 1 + r.long
 	}
-	work := (float64(c.Messages)*r.message+float64(c.Credits)*r.credit)/float64(n) + float64(c.Adds)*r.add
+	work := (float64(float64(c.Messages)*r.message)+float64(float64(c.Credits)*r.credit))/float64(n) + float64(float64(c.Adds)*r.add)
 	if p.Together {
 		work, bytes = work+bytes, 0
 	}
-	return float64(c.Steps)*r.latency + max(1, p.Crowd)*work + bytes
+	return float64(float64(c.Steps)*r.latency) + float64(max(1, p.Crowd)*work) + bytes
 }
 
 // directSize is up to how many bytes each member of a host adds everything in an all-reduce: it waits once then, where parts take two rounds. It is not fitted to measured times.
@@ -161,7 +162,7 @@ func ChooseNear(op Op, size int) Algorithm {
 // ringSize is from how many bytes on an all-reduce of more than two members over a machine's loopback interface is a ring: 16 MiB took 0.76 to 0.95 of the time of others, 4 MiB 0.95 to 1.04.
 const ringSize = 8 << 20
 
-// Choose returns the cheapest algorithm. All members come to the same choice if their Config.Segment and Config.Incast are the same.
+// Choose returns the cheapest algorithm at a place. All members come to the same choice if their Config.Segment and Config.Incast are the same.
 func Choose(op Op, n int, size int64, segment, incast int, p Place) Algorithm {
 	if p.Together && op == OpAllReduce && n > 2 && size >= ringSize {
 		return Ring

@@ -16,7 +16,7 @@
 // member shows once what the others are to have. At most 64 of them run at a time under a version. In steady state they allocate nothing.
 //
 // Otherwise, barriers, broadcasts and all-reduces use lines (package line) to those members whose links can have one: the goroutine of the call carries their messages. In steady state they allocate
-// nothing either.
+// nothing either, but rings do.
 //
 // # Costs
 //
@@ -44,7 +44,7 @@
 //	       + busiest·0.5 ns·(1.25 if more than comm.Config.Incast send to one)
 //
 // where crowd is how many members share a processor, on the machine where that is most, and 1 at least. These rates are those of an ordinary data-centre network, and not measured. Where all members are on one machine, and its
-// loopback interface is their network, every byte is work of its processors, too:
+// loopback interface is their network, every byte of what goes on lines is work of its processors, too. There, an all-reduce takes
 //
 //	time = steps·1 µs + crowd·(messages/n·4 µs + messages above line.MaxEager/n·5 µs + additions·0.1 ns
 //	       + busiest·0.2 ns·(1.15 if a member has more than a segment for another at a time))

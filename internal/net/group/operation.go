@@ -249,6 +249,15 @@ func (o *operation) filled(r *comm.Receiving) error {
 
 // sent waits until the memory of all messages so far is ours again.
 func (o *operation) sent() error {
+	if err := o.sentOnLinks(); err != nil {
+		return err
+	}
+	return o.sentOn()
+}
+
+// sentOnLinks waits until the memory of all messages on links is. Where those who have received them answer, that is certain of lines, which the goroutine of the operation writes itself; the writer of a link may not
+// have returned by then from the call that sent them.
+func (o *operation) sentOnLinks() error {
 	for _, s := range o.sends {
 		o.ringOn(s)
 		if err := o.wait(s.Done()); err != nil {
@@ -259,7 +268,7 @@ func (o *operation) sent() error {
 		}
 	}
 	o.sends = o.sends[:0]
-	return o.sentOn()
+	return nil
 }
 
 // scratch returns memory for a segment until the operation ends.

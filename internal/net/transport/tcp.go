@@ -44,7 +44,14 @@ type TCP struct {
 	Rejected *auth.Tally
 }
 
-func limit(_, _ string, c syscall.RawConn) error {
+// unpaced controls the congestion of connections over the loopback interface, which are sent as fast as they are read. The system may have connections paced for the sake of networks, as BBR does, which halves what that
+// interface carries. A socket that was paced once remains so, so this is set before it is connected.
+const unpaced = "reno"
+
+func limit(_, address string, c syscall.RawConn) error {
+	if a, err := netip.ParseAddrPort(address); err == nil && a.Addr().Unmap().IsLoopback() {
+		platform.SetCongestion(c, unpaced)
+	}
 	return platform.LimitSocket(c, Unsent, Unread, timing.Unanswered)
 }
 
@@ -61,10 +68,7 @@ func (t TCP) DialSmall(ctx context.Context, addr string) (net.Conn, error) {
 }
 
 func (t TCP) dial(ctx context.Context, addr string, control func(network, address string, c syscall.RawConn) error) (net.Conn, error) {
-	d := net.Dialer{KeepAlive: timing.KeepAlive, Control: func(network, address string, c syscall.RawConn) error {
-		unpace(address, t.Addr, c)
-		return control(network, address, c)
-	}}
+	d := net.Dialer{KeepAlive: timing.KeepAlive, Control: control}
 	if t.Addr != "" {
 		ip, err := netip.ParseAddr(t.Addr)
 		if err != nil {
@@ -93,13 +97,8 @@ func (t TCP) Listen(addr string) (Listener, error) {
 	if t.TLS != nil && len(t.TLS.Certificates) == 0 && t.TLS.GetCertificate == nil && t.TLS.GetConfigForClient == nil {
 		return nil, errors.New("transport: TCP.TLS has no certificate; set Certificates, or use TLSFromSecret")
 	}
-	// Accepted sockets inherit the limits.
-	congestion := ""
-	lc := net.ListenConfig{KeepAlive: timing.KeepAlive, Control: func(network, address string, c syscall.RawConn) error {
-		congestion = platform.Congestion(c)
-		platform.SetCongestion(c, unpaced)
-		return limit(network, address, c)
-	}}
+	// Accepted sockets inherit the limits, and what controls their congestion.
+	lc := net.ListenConfig{KeepAlive: timing.KeepAlive, Control: limit}
 	var l net.Listener
 	listen := func(addr string) (err error) {
 		l, err = lc.Listen(context.Background(), "tcp", addr)
@@ -115,43 +114,11 @@ func (t TCP) Listen(addr string) (Listener, error) {
 		return nil, err
 	}
 	if t.TLS != nil {
-		return newSecureListener(tcpListener{l, congestion}, t.TLS, t.Rejected), nil
+		return newSecureListener(tcpListener{l}, t.TLS, t.Rejected), nil
 	}
-	return tcpListener{l, congestion}, nil
+	return tcpListener{l}, nil
 }
 
-type tcpListener struct {
-	net.Listener
-	congestion string // what the system has sockets controlled by; "" if it does not say
-}
-
-// Connections within the machine are sent as fast as they are read. The system may have connections paced for the sake of networks, as BBR does, which halves what the loopback interface carries. A socket that was
-// paced once remains so, so the algorithm is set before it is connected.
-const unpaced = "reno"
-
-// unpace has the connection that is dialled to an address not be paced, if that is one of this machine: a loopback address, or own.
-func unpace(address, own string, c syscall.RawConn) {
-	to, err := netip.ParseAddrPort(address)
-	if err == nil && (to.Addr().Unmap().IsLoopback() || to.Addr().Unmap().String() == own) {
-		platform.SetCongestion(c, unpaced)
-	}
-}
-
-// Accept gives connections of other machines what the system has for them.
-func (l tcpListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	tcp, ok := c.(*net.TCPConn)
-	if err != nil || !ok || l.congestion == "" {
-		return c, err
-	}
-	local, _ := c.LocalAddr().(*net.TCPAddr)
-	remote, _ := c.RemoteAddr().(*net.TCPAddr)
-	if local == nil || remote == nil || !local.IP.Equal(remote.IP) && !remote.IP.IsLoopback() {
-		if raw, err := tcp.SyscallConn(); err == nil {
-			platform.SetCongestion(raw, l.congestion)
-		}
-	}
-	return c, nil
-}
+type tcpListener struct{ net.Listener }
 
 func (l tcpListener) Addr() string { return l.Listener.Addr().String() }
