@@ -181,14 +181,7 @@ func LimitSocket(c syscall.RawConn, unsent, unread int, unanswered time.Duration
 	return err
 }
 
-// Congestion returns the name of what controls the congestion of a TCP socket, "" if the system does not say.
-func Congestion(c syscall.RawConn) (name string) {
-	_ = c.Control(func(fd uintptr) { name, _ = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION) })
-	name, _, _ = strings.Cut(name, "\x00")
-	return name
-}
-
-// SetCongestion has another algorithm control it, if the system allows that.
+// SetCongestion has an algorithm control the congestion of a TCP socket, if the system allows that.
 func SetCongestion(c syscall.RawConn, name string) {
 	_ = c.Control(func(fd uintptr) { _ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name) })
 }

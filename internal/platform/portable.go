@@ -98,9 +98,6 @@ func Queued() time.Duration { return 0 }
 // lowerPriority does nothing: a priority is the whole process's.
 func lowerPriority(int) {}
 
-// Congestion returns "".
-func Congestion(syscall.RawConn) string { return "" }
-
 // SetCongestion does nothing.
 func SetCongestion(syscall.RawConn, string) {}
 
