@@ -9,6 +9,9 @@ import (
 // job is what a task is called beside which nothing runs.
 const job = "job"
 
+// beside stands for a lane, of what runs beside those.
+const beside = -1
+
 // beginsTask notes that a task begins, and holds that no lane has two, and that nothing runs beside a job.
 func (w *worker) beginsTask(d core.Duty) {
 	lane, what := 0, job
@@ -16,14 +19,16 @@ func (w *worker) beginsTask(d core.Duty) {
 	case core.Run:
 		lane, what = d.Lane, fmt.Sprint(d.Task)
 	case core.Replay:
-		lane, what = d.Lane, "replay"
+		lane, what = beside, "replay"
 	case core.CopyBases:
-		lane, what = d.Lane, "bases"
+		lane, what = beside, "bases"
+	case core.First:
+		lane, what = beside, "first values"
 	case core.HandOver, core.Repeat, core.Say, core.Operate, core.Prepare, core.Update:
 	default:
 		return
 	}
-	if what == job && len(w.tasks) > 0 || w.tasks[lane] != "" || w.tasks[0] == job || lane < 0 || lane >= max(w.c.cfg.Passes, 1) {
+	if what == job && len(w.tasks) > 0 || w.tasks[lane] != "" || w.tasks[0] == job || lane < beside || lane >= max(w.c.cfg.Passes, 1) {
 		w.c.violated("worker %v begins %T (%s) in lane %d beside %v", w.session, d, what, lane, w.tasks)
 	}
 	w.tasks[lane] = what
@@ -39,6 +44,8 @@ func (w *worker) endsTask(e core.Event) {
 		what = "replay"
 	case core.BasesCopied:
 		what = "bases"
+	case core.FirstMade:
+		what = "first values"
 	case core.HandedOver, core.Repeated, core.Said, core.Answered, core.Prepared, core.Updated, core.Failed:
 	default:
 		return

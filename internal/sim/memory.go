@@ -233,6 +233,8 @@ func (w *worker) remember(d core.Duty) {
 			in.step++
 			w.step(core.Replayed{})
 		})
+	case core.First:
+		w.in(w.c.delay(time.Duration(max(w.slow, 1))*300*time.Microsecond), func() { w.first(d.Layer) })
 	case core.StopCopies:
 		w.copyStop = true
 	case core.CopyBases:
@@ -392,7 +394,9 @@ func (w *worker) prepare(d core.Prepare) {
 	for _, st := range d.Stages {
 		for l := st[0]; l < st[1]; l++ {
 			for u := range w.params[l] {
-				w.params[l][u] = at.Step
+				if w.params[l][u] = at.Step; w.c.cfg.Derive {
+					w.params[l][u] = -1 // see first
+				}
 			}
 		}
 	}
@@ -400,6 +404,18 @@ func (w *worker) prepare(d core.Prepare) {
 		w.initial[r] = &shard{Range: r, holds: true, step: at.Step}
 	}
 	w.step(core.Prepared(d))
+}
+
+// first makes the first values of a layer.
+func (w *worker) first(layer int) {
+	at, _ := w.core.Passed()
+	if !w.shut[layer] {
+		w.c.violated("worker %v makes the first values of layer %d, which passes may read", w.session, layer)
+	}
+	for u := range w.params[layer] {
+		w.params[layer][u] = at.Step
+	}
+	w.step(core.FirstMade{Layer: layer})
 }
 
 // user is a worker that has updated a layer, and the epoch that it did so in.
@@ -510,7 +526,7 @@ func (w *worker) apply(d core.Apply) {
 func (w *worker) derive(r id.Range) *shard {
 	at, _ := w.core.Passed()
 	for u := r.Lo / unit; u < (r.Hi+unit-1)/unit; u++ {
-		if !w.serves(r.Layer) || w.params[r.Layer][u] != at.Step {
+		if !w.serves(r.Layer) || w.params[r.Layer][u] != at.Step && !w.shut[r.Layer] {
 			w.c.violated("worker %v derives %v of step %d from parameters of step %d", w.session, r, at.Step, w.params[r.Layer][u])
 		}
 	}

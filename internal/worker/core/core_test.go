@@ -220,7 +220,7 @@ func TestBaseInAStep(t *testing.T) {
 	}
 	of := fill(1)
 	w.out = nil
-	if !w.base() || !w.has(onFill) || fmt.Sprint(w.out) != fmt.Sprint([]Duty{CopyBases{0, 2, []Copy{{of, r}}}}) {
+	if !w.base() || !w.has(onFill) || fmt.Sprint(w.out) != fmt.Sprint([]Duty{CopyBases{2, []Copy{{of, r}}}}) {
 		t.Fatalf("%+v", w.out)
 	}
 	w.out = nil

@@ -41,7 +41,8 @@
 //	             gradients that come under the old plan only
 //	Editing      edits its groups                               all links are there                    Working, Preparing
 //	                                                            a link breaks again                    Sealed, Joining
-//	Preparing    makes the state at the beginning of the run    it is made                             Working
+//	Preparing    makes the state at the beginning of the run,   it is made                             Working
+//	             but for first values that passes wait for
 //	Left         answers queries                                -
 //	Dead         has failed                                     -
 //

@@ -124,7 +124,8 @@ type GroupEdit struct {
 	Members []id.Session
 }
 
-// Tasks of the computing goroutines: there is one at a time, but for those that name a lane, which run side by side, one in each.
+// Tasks of the computing goroutines: there is one at a time, but for those that name a lane, which run side by side, one in each, and Replay,
+// CopyBases and First, one of which runs at a time, beside passes.
 type (
 	// Run runs a pass. Learn asks for the shapes within the stage. Last says that no other
 	// backward pass of the stage is to begin here: the pass hands over all gradients, and passes before it may keep theirs. Soon says that
@@ -158,20 +159,20 @@ type (
 	}
 	// StopOperate cancels it.
 	StopOperate struct{}
-	// Prepare makes stages, with their parameters, and shards as they are where the run begins.
+	// Prepare makes stages, and shards as they are where the run begins; the parameters of the stages, too, but where First makes them.
 	Prepare struct {
 		Stages [][2]int
 		Ranges []id.Range
 	}
+	// First makes the first values of a layer that is served here, where the run begins with moments that are zeros. Its gate is shut meanwhile.
+	First struct{ Layer int }
 	// Replay applies an update to the state that a transfer brings.
 	Replay struct {
-		Lane   int
 		Range  id.Range
 		Update zero.Update
 	}
 	// CopyBases copies bases for transfers, of the state after the update of a step.
 	CopyBases struct {
-		Lane   int
 		Step   int
 		Copies []Copy
 	}
@@ -261,7 +262,7 @@ type Origin uint8
 const (
 	Stateless Origin = iota // it has a gradient only
 	Preset                  // Prepare made it
-	Derived                 // as the run begins: its parameters are those of its layer, which is served here, and its moments are zeros
+	Derived                 // as the run begins: its parameters are those of its layer, which is served here, once they are made, and its moments are zeros
 	Assembled               // it is put together from what is here
 )
 

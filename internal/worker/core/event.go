@@ -84,6 +84,8 @@ type (
 		Stages [][2]int
 		Ranges []id.Range
 	}
+	// FirstMade ends [First].
+	FirstMade struct{ Layer int }
 	// Replayed ends [Replay].
 	Replayed struct{}
 	// ShardUpdated says that the new parameters of a range are there, in an [Update].

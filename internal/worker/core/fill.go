@@ -123,26 +123,18 @@ func (w *Worker) source(r id.Range) *shard {
 	return nil
 }
 
-// fillLane returns a lane in which state can come or go, one task at a time; -1 if there is none.
-func (w *Worker) fillLane() int {
-	if w.has(onFill) {
-		return -1
-	}
-	return w.free()
-}
-
 // base has the bases of new transfers copied, and reports whether there are any.
 func (w *Worker) base() bool {
-	at := w.fillLane()
-	if at < 0 || w.state != Working || w.repairing() {
+	if w.state != Working || w.repairing() || w.begins() || !w.startBeside(onFill) {
 		return false
 	}
-	d := CopyBases{Lane: at, Step: w.passed.Step, Copies: w.dueBases(nil)}
-	if len(d.Copies) > 0 {
-		w.lanes[at].on = onFill
-		w.emit(d)
+	d := CopyBases{Step: w.passed.Step, Copies: w.dueBases(nil)}
+	if len(d.Copies) == 0 {
+		w.beside = idle
+		return false
 	}
-	return len(d.Copies) > 0
+	w.emit(d)
+	return true
 }
 
 // dueBases appends the bases to be copied now that have not been tried: as many as may fly at a time, and one at least.
@@ -291,17 +283,14 @@ func (w *Worker) updateCame(in *incoming) {
 
 // replay replays an update, if one waits, and reports whether it did.
 func (w *Worker) replay() bool {
-	at := w.fillLane()
-	for at >= 0 && len(w.due) > 0 {
-		in := w.due[0]
-		w.due = w.due[1:]
-		if slices.Contains(w.incoming, in) {
-			w.lanes[at].on, w.replaying = onFill, in
-			w.emit(Replay{at, in.r, *in.numbers})
-			return true
-		}
+	w.due = slices.DeleteFunc(w.due, func(in *incoming) bool { return !slices.Contains(w.incoming, in) })
+	if len(w.due) == 0 || !w.startBeside(onFill) {
+		return false
 	}
-	return false
+	in := w.due[0]
+	w.due, w.replaying = w.due[1:], in
+	w.emit(Replay{in.r, *in.numbers})
+	return true
 }
 
 func (w *Worker) replayed() {

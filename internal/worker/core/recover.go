@@ -27,6 +27,7 @@ type recovery struct {
 	// What was made of the beginning of the run: stages, by layers, and ranges.
 	madeStages [][2]int
 	madeRanges []id.Range
+	firsts     []int // layers whose first values are to be made, in order
 }
 
 var noBallot id.Ballot
@@ -189,7 +190,7 @@ func (w *Worker) obey() bool {
 		w.fail(fmt.Errorf("plan %v goes on from %v, and this worker is at %v", o.Plan.Version, o.Passed, w.passed))
 		return false
 	}
-	if w.stopJob(); w.has(onFill, onJob) {
+	if w.stopJob(); w.has(onFill, onJob) || w.has(onFirst) && w.moves(&o.Plan) {
 		return false
 	}
 	if _, ok := o.Plan.Worker(w.me); !ok {
@@ -354,6 +355,48 @@ func (w *Worker) derives(p *plan.Plan, layer int) bool {
 	return w.c.Derive && slices.Contains(p.Stages[p.StageOf(layer)].Workers, w.me)
 }
 
+// The first values of layers that are served, which take long, are made beside the passes, which wait for them at the gates of layers: a plan is applied
+// meanwhile.
+
+// queueFirst has the first values made of layers that are served from now on, and shuts their gates.
+func (w *Worker) queueFirst(layers []int) {
+	for _, l := range layers {
+		if a := &w.arrivals[l]; !a.first {
+			a.first, a.making, a.waiting = true, true, true
+			w.emit(Gate{Layer: l})
+			w.firsts = append(w.firsts, l)
+		}
+	}
+	slices.Sort(w.firsts)
+}
+
+// makeFirst begins with the first values of the next layer.
+func (w *Worker) makeFirst() {
+	if len(w.firsts) > 0 && w.startBeside(onFirst) {
+		w.emit(First{w.firsts[0]})
+		w.firsts = w.firsts[1:]
+	}
+}
+
+// firstMade takes the end of it.
+func (w *Worker) firstMade(layer int) {
+	w.arrivals[layer].making = false
+	w.checkArrivals(layer)
+}
+
+// begins reports whether first values are still to be made here.
+func (w *Worker) begins() bool { return len(w.firsts) > 0 || w.has(onFirst) }
+
+// moves reports whether under a plan this worker serves other layers than now.
+func (w *Worker) moves(p *plan.Plan) bool {
+	for l := range w.arrivals {
+		if slices.Contains(p.Stages[p.StageOf(l)].Workers, w.me) != w.serves(l) {
+			return true
+		}
+	}
+	return false
+}
+
 // apply goes over to the plan of the order, whose groups are edited.
 func (w *Worker) apply(o *control.Order) {
 	recovers := o.Ballot != noBallot
@@ -376,6 +419,9 @@ func (w *Worker) apply(o *control.Order) {
 	if err := w.hold(&d); err != nil {
 		w.fail(err)
 		return
+	}
+	if w.passed == w.start && w.c.Derive {
+		w.queueFirst(d.Fresh)
 	}
 	w.emit(d)
 	if w.passed != w.start {
@@ -466,7 +512,7 @@ func (w *Worker) settled(s int) bool {
 
 // resumed tells that the plan is applied and that work goes on.
 func (w *Worker) resumed() {
-	if w.resuming == nil || w.step != nil && w.idle() && w.step.queue.Left() > 0 {
+	if w.resuming == nil || w.step != nil && w.idle() && w.step.queue.Left() > 0 && !w.begins() {
 		return
 	}
 	w.emit(*w.resuming)

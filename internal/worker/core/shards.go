@@ -42,6 +42,8 @@ type arrivals struct {
 	missing map[Ticket]comm.Key
 	stopped bool // more is missing, which is not expected any more
 	waiting bool // passes wait for it
+	first   bool // where the run begins: its first values are made here,
+	making  bool // but not yet
 }
 
 // gradientKey names the complete gradient of the range under the plan.
@@ -363,7 +365,7 @@ func (w *Worker) expectParams(layer, step int) {
 
 // checkArrivals lets passes go on with a layer when nothing is missing.
 func (w *Worker) checkArrivals(layer int) {
-	if a := &w.arrivals[layer]; a.waiting && len(a.missing) == 0 && !a.stopped {
+	if a := &w.arrivals[layer]; a.waiting && len(a.missing) == 0 && !a.stopped && !a.making {
 		a.waiting = false
 		w.emit(Gate{Layer: layer, Open: true})
 	}

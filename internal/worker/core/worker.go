@@ -91,9 +91,10 @@ type request struct {
 	save       bool // it makes a checkpoint
 }
 
-// computing is what the computing goroutines do, each in its lane.
+// computing is what the computing goroutines do, each in its lane, but for one beside them.
 type computing struct {
 	lanes     []lane
+	beside    work // onFill or onFirst
 	operating bool // the job of the operation
 	stopping  bool // it was cancelled
 }
@@ -107,19 +108,20 @@ type lane struct {
 type work uint8
 
 const (
-	idle   work = iota
-	onPass      // a forward or backward pass; others may run beside it
-	onKept      // what passes have kept
-	onFill      // state that comes or goes, beside passes; a plan is applied after it
-	onJob       // anything else; the same
+	idle    work = iota
+	onPass       // a forward or backward pass; others may run beside it
+	onKept       // what passes have kept
+	onFill       // state that comes or goes, beside passes; a plan is applied after it
+	onFirst      // first values of a layer, beside passes
+	onJob        // anything else, beside nothing; a plan is applied after it
 )
 
 // idle reports whether nothing is computed.
-func (c *computing) idle() bool { return !c.has(onPass, onKept, onFill, onJob) }
+func (c *computing) idle() bool { return !c.has(onPass, onKept, onFill, onFirst, onJob) }
 
-// has reports whether a lane has such work.
+// has reports whether there is such work.
 func (c *computing) has(kinds ...work) bool {
-	return slices.ContainsFunc(c.lanes, func(l lane) bool { return slices.Contains(kinds, l.on) })
+	return slices.Contains(kinds, c.beside) || slices.ContainsFunc(c.lanes, func(l lane) bool { return slices.Contains(kinds, l.on) })
 }
 
 // free returns a lane in which work can begin beside that of others, -1 if there is none.
@@ -130,11 +132,24 @@ func (c *computing) free() int {
 	return slices.IndexFunc(c.lanes, func(l lane) bool { return l.on == idle })
 }
 
+// startBeside begins work beside passes, if there is none and nothing runs that it must not run beside.
+func (c *computing) startBeside(on work) bool {
+	if c.beside != idle || c.has(onKept, onJob) {
+		return false
+	}
+	c.beside = on
+	return true
+}
+
 // occupy gives work that nothing runs beside the first lane.
 func (c *computing) occupy(on work) { c.lanes[0].on = on }
 
 // release takes the end of a task.
 func (c *computing) release(ev Event) {
+	switch ev.(type) {
+	case Replayed, BasesCopied, FirstMade, Failed:
+		c.beside = idle
+	}
 	for i := range c.lanes {
 		ended := false
 		switch l := &c.lanes[i]; ev := ev.(type) {
@@ -142,9 +157,8 @@ func (c *computing) release(ev Event) {
 			ended = l.on == onPass && l.task == ev.Task
 		case HandedOver:
 			ended = l.on == onKept
-		case Replayed, BasesCopied:
-			ended = l.on == onFill
-		case Failed: // of a pass: all ends; or of a job, beside which nothing runs
+		case Replayed, BasesCopied, FirstMade:
+		case Failed: // of a pass, or beside it: all ends; or of a job, beside which nothing runs
 			ended = true
 		default:
 			ended = l.on == onJob
@@ -360,6 +374,8 @@ func (w *Worker) taskDone(ev Event) {
 		}
 	case Prepared:
 		w.madeStages, w.madeRanges = append(w.madeStages, ev.Stages...), append(w.madeRanges, ev.Ranges...)
+	case FirstMade:
+		w.firstMade(ev.Layer)
 	case Replayed:
 		w.replayed()
 	case BasesCopied:
@@ -379,7 +395,14 @@ func (w *Worker) taskDone(ev Event) {
 
 // advance does all that can be done now.
 func (w *Worker) advance() {
-	if w.over() || w.order != nil && !w.obey() {
+	if w.over() {
+		return
+	}
+	obeys := w.order == nil || w.obey()
+	if w.over() {
+		return
+	}
+	if w.makeFirst(); !obeys {
 		return
 	}
 	// Between what this worker says in a commit and the update nothing else is computed: the update begins as soon as the
@@ -414,7 +437,7 @@ func (w *Worker) ask(a Ask) {
 func (w *Worker) advanceJob() {
 	r := w.req
 	switch {
-	case !w.idle() || w.broken || r.exchanging:
+	case !w.idle() || w.broken || r.exchanging || w.begins():
 	case r.said == nil:
 		w.occupy(onJob)
 		w.operating = true

@@ -57,41 +57,54 @@ type taskEnded struct {
 	began time.Time
 	ended time.Time
 
-	fill bool   // not on the lane's thread, whose priority is low: plans wait for it
 	name string // of the span
 	of   Span
 	take func() // takes what a task that has succeeded made
 }
 
-// start has a lane run f, or a goroutine in its place, whose end the loop is told. A panic in f is an error of the task.
+// start has a lane run f, whose end the loop is told. A panic in f is an error of the task.
 func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
 	end.lane = lane
 	task := func() {
-		kernel.Enter(e.c.Pool)
 		e.active.Add(1)
-		defer func() {
-			e.active.Add(-1)
-			kernel.Leave(e.c.Pool)
-			if v := recover(); v != nil {
-				end.err = newPanic(v, lane)
-			}
-			e.mail.put(end)
-		}()
-		end.began = e.now()
-		end.of.Lane, end.of.Beside, e.lanes[lane].waited = lane, e.beside(), 0
-		end.err = f(&end)
-		end.of.Beside, end.of.Waited = max(end.of.Beside, e.beside()), e.lanes[lane].waited
-		end.ended = e.now()
-	}
-	if end.fill {
-		e.tasks.Go(task)
-		return
+		defer e.active.Add(-1)
+		e.compute(&end, func(end *taskEnded) error {
+			end.began = e.now()
+			end.of.Lane, end.of.Beside, e.lanes[lane].waited = lane, e.beside(), 0
+			err := f(end)
+			end.of.Beside, end.of.Waited = max(end.of.Beside, e.beside()), e.lanes[lane].waited
+			end.ended = e.now()
+			return err
+		})
 	}
 	select {
 	case e.lanes[lane].tasks <- task:
 	default:
 		panic(fmt.Sprintf("engine: two tasks in lane %d", lane)) // the core has one at a time in each
 	}
+}
+
+// startBeside has a goroutine of its own run f, beside the lanes. Where a plan waits for it, it does not give way.
+func (e *Engine) startBeside(yield bool, end core.Event, f func() error, take func()) {
+	e.tasks.Go(func() {
+		if yield && e.c.Yield {
+			platform.ComputeThread()
+		}
+		e.compute(&taskEnded{lane: len(e.lanes), event: end, take: take}, func(*taskEnded) error { return f() })
+	})
+}
+
+// compute runs f and tells the loop of its end.
+func (e *Engine) compute(end *taskEnded, f func(end *taskEnded) error) {
+	kernel.Enter(e.c.Pool)
+	defer func() {
+		kernel.Leave(e.c.Pool)
+		if v := recover(); v != nil {
+			end.err = newPanic(v, end.lane)
+		}
+		e.mail.put(*end)
+	}()
+	end.err = f(end)
 }
 
 // beside returns how many lanes compute or read samples.
@@ -503,12 +516,6 @@ func (e *Engine) prepare(d core.Prepare) {
 		memory := lay(d.Ranges, 1+e.c.Rule.Moments())
 		// All of a layer follows from the same values: layer by layer, they are made once.
 		for l := range e.c.Layers {
-			if serves[l] {
-				params := e.c.Layers[l].Params
-				if err := e.c.Begin(id.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
-					return err
-				}
-			}
 			for _, r := range d.Ranges {
 				if r.Layer != l {
 					continue
@@ -518,14 +525,39 @@ func (e *Engine) prepare(d core.Prepare) {
 					return err
 				}
 				sh := &shard{Range: r, state: state, params: memory[r][0]}
-				if err := e.c.Begin(r, sh.params, state.Moments); err != nil {
+				if err := e.begin(r, sh.params, state.Moments); err != nil {
 					return err
 				}
 				shards[r] = sh
 			}
+			if serves[l] && !e.c.Zeros {
+				params := e.c.Layers[l].Params
+				if err := e.begin(id.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
+					return err
+				}
+			}
 		}
 		return nil
 	})
+}
+
+// first makes the first values of a layer.
+func (e *Engine) first(d core.First) {
+	params := e.c.Layers[d.Layer].Params
+	r := id.Range{Layer: d.Layer, Lo: 0, Hi: len(params)}
+	var digests [][]zero.Digest
+	e.startBeside(true, core.FirstMade(d), func() error {
+		err := e.begin(r, params, nil)
+		digests = e.guard.measure(r, params)
+		return err
+	}, func() { e.guard.put(r, digests) })
+}
+
+// begin fills in the state of a range where the run begins.
+func (e *Engine) begin(r id.Range, params []float32, moments [][]float32) error {
+	e.beginning.Lock()
+	defer e.beginning.Unlock()
+	return e.c.Begin(r, params, moments)
 }
 
 // update applies a committed update to the shards. The loop is told of each that is done, so that its parameters are on their way

@@ -88,7 +88,7 @@ func (g *guard) fitArray(r id.Range, j int, x []float32) bool {
 	return true
 }
 
-// take takes the digests of arrays that were written just now: of the parameters of a range and, if they are given, its moments.
+// take takes the digests of arrays that were written just now: of the parameters of a range, unless they are nil, and, if they are given, its moments.
 func (g *guard) take(r id.Range, params []float32, moments ...[]float32) {
 	g.put(r, g.measure(r, params, moments...))
 }
@@ -100,9 +100,12 @@ func (g *guard) measure(r id.Range, params []float32, moments ...[]float32) (all
 	}
 	first, end := g.blocksOf(r)
 	for _, x := range append([][]float32{params}, moments...) {
-		d := make([]zero.Digest, 0, end-first)
-		for _, b := range g.blocks[r.Layer][first:end] {
-			d = append(d, zero.DigestOf(x[b.Lo-r.Lo:b.Hi-r.Lo]))
+		var d []zero.Digest
+		if x != nil {
+			d = make([]zero.Digest, 0, end-first)
+			for _, b := range g.blocks[r.Layer][first:end] {
+				d = append(d, zero.DigestOf(x[b.Lo-r.Lo:b.Hi-r.Lo]))
+			}
 		}
 		all = append(all, d)
 	}

@@ -276,6 +276,8 @@ func (e *Engine) perform(d core.Duty) {
 		e.jobStop()
 	case core.Prepare:
 		e.prepare(d)
+	case core.First:
+		e.first(d)
 	case core.Replay:
 		e.replay(d)
 	case core.CopyBases:

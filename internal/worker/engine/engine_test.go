@@ -151,6 +151,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 				params[0] = float32(r.Layer) // b = 0, w = 1
 				return nil
 			},
+			Zeros: true,
 			Input: tensor.Spec{Shape: []int{1}}, Target: tensor.Spec{Shape: []int{1}},
 			Job:  rundir.Job{GlobalBatch: s.global, MicroBatch: s.micro},
 			Rule: zero.SGD{}, LR: func(int) float64 { return 0.05 },
@@ -746,16 +747,23 @@ func TestPanicArrives(t *testing.T) {
 			}
 		})
 	}
-	t.Run("first values", func(t *testing.T) {
-		e, _ := newLine(t, 2, 1, func(c *Config) { c.Begin = func(id.Range, []float32, [][]float32) error { return panicker() } })
-		defer func() {
-			if p, ok := recover().(*kernel.Panic); !ok || p.Value != "ouch" {
-				t.Errorf("panic %+v", p)
+	for _, beside := range []bool{false, true} { // passes
+		t.Run(fmt.Sprint("first values ", beside), func(t *testing.T) {
+			e, _ := newLine(t, 2, 1, func(c *Config) {
+				c.Begin, c.Zeros = func(id.Range, []float32, [][]float32) error { return panicker() }, beside
+			})
+			defer func() {
+				if p, ok := recover().(*kernel.Panic); !ok || p.Value != "ouch" {
+					t.Errorf("panic %+v", p)
+				}
+			}()
+			_, _, err := e.Begun(t.Context())
+			if beside && err == nil { // the plan is live before they are made
+				_, err = e.Step(t.Context(), 1)
 			}
-		}()
-		_, _, err := e.Begun(t.Context())
-		t.Errorf("error %v", err)
-	})
+			t.Errorf("error %v", err)
+		})
+	}
 	e, _ := newLine(t, 2, 1, nil)
 	defer func() {
 		if p, ok := recover().(*kernel.Panic); !ok || p.Value != "ouch" {
@@ -769,6 +777,45 @@ func TestPanicArrives(t *testing.T) {
 func panicker() error { panic("ouch") }
 
 // Whatever an engine is about, nothing of it is left after Close.
+// A plan is live before the first values are made, and passes wait for them.
+func TestFirstValuesBesidePasses(t *testing.T) {
+	var out [2]core.Result
+	for i, beside := range []bool{false, true} {
+		begun := make(chan struct{})
+		e, l := newLine(t, 4, 1, func(c *Config) {
+			begin := c.Begin
+			c.Zeros = beside
+			c.Begin = func(r id.Range, params []float32, moments [][]float32) error {
+				if beside {
+					<-begun
+				}
+				return begin(r, params, moments)
+			}
+		})
+		if _, _, err := e.Begun(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			var err error
+			if out[i], err = e.Step(t.Context(), 1); err != nil {
+				t.Error(err)
+			}
+		}()
+		for running := !beside; !running; e.inspect(func() { running = len(e.works) > 0 }) {
+		}
+		if beside && l.live.Load() > 0 {
+			t.Error("a pass runs without parameters")
+		}
+		close(begun)
+		<-done
+	}
+	if math.Float64bits(out[0].Loss) != math.Float64bits(out[1].Loss) || out[0].GradNorm != out[1].GradNorm {
+		t.Errorf("%+v and %+v", out[0], out[1])
+	}
+}
+
 // A worker that is held does all its work and enters no commit.
 func TestHeld(t *testing.T) {
 	var held atomic.Bool

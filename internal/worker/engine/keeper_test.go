@@ -111,6 +111,9 @@ type counter struct {
 
 func (c counter) Forward(m Micro, in tensor.Tensor) (Pass, tensor.Tensor, error) {
 	if m.Train {
+		if err := m.Ready(0); err != nil {
+			return nil, tensor.Tensor{}, err
+		}
 		if step, ok := c.seen[m.Values(0)]; ok && step != m.Step {
 			panic("the number of the values of another step")
 		}

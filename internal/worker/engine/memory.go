@@ -32,6 +32,7 @@ type memory struct {
 		shards map[id.Range]*shard
 		stages map[[2]int]Stage // by layers
 	}
+	beginning sync.Mutex // held while first values are made
 
 	// Of the step:
 	number   int // of it
@@ -223,11 +224,11 @@ func (e *Engine) apply(d core.Apply) error {
 				sh.params = params[sh.Lo:sh.Hi]
 			}
 		}
-		if d.Initial {
+		if d.Initial && !e.c.Zeros {
 			e.guard.take(id.Range{Layer: l, Lo: 0, Hi: len(params)}, params)
 		}
 	}
-	e.watch()
+	e.watch(d.Initial)
 	if !d.Initial {
 		clear(e.initial.shards)
 		clear(e.initial.stages)

@@ -543,7 +543,7 @@ func TestAlteredIsNotCopied(t *testing.T) {
 			t.Fatal(made, err)
 		}
 		e.shards[part] = made
-		e.watch()
+		e.watch(false)
 		if !slices.Equal(sums, e.guard.of(part)[0]) {
 			t.Error("the digests of what was altered are taken again")
 		}

@@ -118,26 +118,30 @@ func (e *Engine) hold(d core.Apply) error {
 	return nil
 }
 
-// watch takes the digests of shards that a plan has brought here, other than by messages.
-func (e *Engine) watch() {
+// watch takes the digests of shards that a plan has brought here, other than by messages, but for first values that are still to be made.
+func (e *Engine) watch(initial bool) {
 	for _, sh := range e.shards {
 		if sh.state != nil && !sh.watched {
 			sh.watched = true
-			e.guard.take(sh.Range, sh.params, sh.state.Moments...)
+			params := sh.params
+			if initial && !e.gates[sh.Layer].isOpen() {
+				params = nil
+			}
+			e.guard.take(sh.Range, params, sh.state.Moments...)
 		}
 	}
 }
 
-// derive makes the state of a range out of the first values of its layer. Where these were altered meanwhile, they are made again.
+// derive makes the state of a range out of the first values of its layer. Where these are made and were altered since, they are made again.
 func (e *Engine) derive(r id.Range, moments [][]float32) (*shard, error) {
 	state, err := zero.ShardOf(e.c.Rule, r, e.c.Layers[r.Layer].Tensors, moments)
 	if err != nil {
 		return nil, err
 	}
 	sh := &shard{Range: r, state: state, params: e.c.Layers[r.Layer].Params[r.Lo:r.Hi]}
-	if !e.guard.fitArray(r, 0, sh.params) {
+	if e.gates[r.Layer].isOpen() && !e.guard.fitArray(r, 0, sh.params) {
 		sh.params = pages.Make(r.Hi - r.Lo)
-		err = e.c.Begin(r, sh.params, nil)
+		err = e.begin(r, sh.params, nil)
 	}
 	return sh, err
 }
@@ -309,20 +313,20 @@ func (e *Engine) restore(d core.Restore) {
 // replay applies an update to the state that a transfer brings.
 func (e *Engine) replay(d core.Replay) {
 	in := e.incoming[d.Range]
-	e.start(d.Lane, taskEnded{event: core.Replayed{}, fill: true}, func(*taskEnded) error {
+	e.startBeside(false, core.Replayed{}, func() error {
 		<-in.measured
 		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update, in.digests...)
 		return nil
-	})
+	}, nil)
 }
 
 // copy copies the bases of transfers.
 func (e *Engine) copy(d core.CopyBases) {
 	sources := e.sources(d.Copies)
-	e.start(d.Lane, taskEnded{event: core.BasesCopied{}, fill: true}, func(*taskEnded) error {
+	e.startBeside(false, core.BasesCopied{}, func() error {
 		e.mail.put(copied{e.copyBases(d.Copies, sources, d.Step)})
 		return nil
-	})
+	}, nil)
 }
 
 // sources returns the shards of copies that are to be made.

@@ -219,14 +219,19 @@ func (j *Job) beginning(ctx context.Context, of rundir.Eras, o control.Order) (b
 }
 
 // firstValues returns what sets the first values of a range of the parameters and of their moments, and a function that closes it.
-// Moments begin as zeros, which they are, unless the job has a file of them. Values are made for whole layers, so the
-// last layer is kept for its other ranges.
+// Moments begin as zeros, which they are, unless the job has a file of them. Values are made for whole layers: where they are, for one, and where a range is
+// asked for in memory that is kept for other ranges.
 func (j *Job) firstValues() (begin func(r id.Range, params []float32, moments [][]float32) error, closeIt func()) {
 	layer, values := -1, []float32(nil)
 	var state *model.Moments // once it is wanted
 	begin = func(r id.Range, params []float32, moments [][]float32) error {
+		size := j.Params.Layers[r.Layer].Size()
+		if len(moments) == 0 && len(params) == size && r.Layer != layer {
+			clear(params)
+			return j.Params.First(r.Layer, params, j.InitFrom, j.InitSHA256)
+		}
 		if r.Layer != layer {
-			layer, values = -1, pages.Make(j.Params.Layers[r.Layer].Size())
+			layer, values = -1, pages.Make(size)
 			if err := j.Params.First(r.Layer, values, j.InitFrom, j.InitSHA256); err != nil {
 				return err
 			}
