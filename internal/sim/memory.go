@@ -388,36 +388,6 @@ func (w *worker) flip(n int) bool {
 	return true
 }
 
-// prepare makes parameters and shards as they are where the run begins.
-func (w *worker) prepare(d core.Prepare) {
-	at, _ := w.core.Passed()
-	for _, st := range d.Stages {
-		for l := st[0]; l < st[1]; l++ {
-			for u := range w.params[l] {
-				if w.params[l][u] = at.Step; w.c.cfg.Derive {
-					w.params[l][u] = -1 // see first
-				}
-			}
-		}
-	}
-	for _, r := range d.Ranges {
-		w.initial[r] = &shard{Range: r, holds: true, step: at.Step}
-	}
-	w.step(core.Prepared(d))
-}
-
-// first makes the first values of a layer.
-func (w *worker) first(layer int) {
-	at, _ := w.core.Passed()
-	if !w.shut[layer] {
-		w.c.violated("worker %v makes the first values of layer %d, which passes may read", w.session, layer)
-	}
-	for u := range w.params[layer] {
-		w.params[layer][u] = at.Step
-	}
-	w.step(core.FirstMade{Layer: layer})
-}
-
 // user is a worker that has updated a layer, and the epoch that it did so in.
 type user struct {
 	*worker

@@ -1,11 +1,15 @@
 package engine
 
 import (
+	"maps"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
 // Micro names the work of one pass: a micro-batch of a step.
@@ -100,4 +104,65 @@ type Gradients interface {
 	Last() bool
 	// Lane is that of the goroutine that runs the pass. It need not be the one that has run Forward.
 	Lane() int
+}
+
+// prepare makes stages and shards as they are where the run begins.
+func (e *Engine) prepare(d core.Prepare) {
+	stages, shards := make(map[[2]int]Stage), make(map[id.Range]*shard)
+	e.start(0, taskEnded{event: core.Prepared(d), take: func() {
+		maps.Copy(e.initial.stages, stages)
+		maps.Copy(e.initial.shards, shards)
+	}}, func(*taskEnded) error {
+		serves := make(map[int]bool)
+		for _, k := range d.Stages {
+			stages[k] = e.c.Stage(k[0], k[1])
+			for l := k[0]; l < k[1]; l++ {
+				serves[l] = true
+			}
+		}
+		memory := lay(d.Ranges, 1+e.c.Rule.Moments())
+		// All of a layer follows from the same values: layer by layer, they are made once.
+		for l := range e.c.Layers {
+			for _, r := range d.Ranges {
+				if r.Layer != l {
+					continue
+				}
+				state, err := zero.ShardOf(e.c.Rule, r, e.c.Layers[l].Tensors, memory[r][1:])
+				if err != nil {
+					return err
+				}
+				sh := &shard{Range: r, state: state, params: memory[r][0]}
+				if err := e.begin(r, sh.params, state.Moments); err != nil {
+					return err
+				}
+				shards[r] = sh
+			}
+			if serves[l] && !e.c.Zeros {
+				params := e.c.Layers[l].Params
+				if err := e.begin(id.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// first makes the first values of a layer.
+func (e *Engine) first(d core.First) {
+	params := e.c.Layers[d.Layer].Params
+	r := id.Range{Layer: d.Layer, Lo: 0, Hi: len(params)}
+	var digests [][]zero.Digest
+	e.startBeside(true, core.FirstMade(d), func() error {
+		err := e.begin(r, params, nil)
+		digests = e.guard.measure(r, params)
+		return err
+	}, func() { e.guard.put(r, digests) })
+}
+
+// begin fills in the state of a range where the run begins.
+func (e *Engine) begin(r id.Range, params []float32, moments [][]float32) error {
+	e.beginning.Lock()
+	defer e.beginning.Unlock()
+	return e.c.Begin(r, params, moments)
 }
