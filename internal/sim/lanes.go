@@ -20,6 +20,8 @@ func (w *worker) beginsTask(d core.Duty) {
 		lane, what = d.Lane, fmt.Sprint(d.Task)
 	case core.Replay:
 		lane, what = beside, "replay"
+	case core.CatchUp:
+		lane, what = beside, "a late update"
 	case core.CopyBases:
 		lane, what = beside, "bases"
 	case core.First:
@@ -42,6 +44,8 @@ func (w *worker) endsTask(e core.Event) {
 		what = fmt.Sprint(e.Task)
 	case core.Replayed:
 		what = "replay"
+	case core.CaughtUp:
+		what = "a late update"
 	case core.BasesCopied:
 		what = "bases"
 	case core.FirstMade:
@@ -85,4 +89,14 @@ func (w *worker) first(layer int) {
 		w.params[layer][u] = at.Step
 	}
 	w.step(core.FirstMade{Layer: layer})
+}
+
+// replay applies the update of a step to the state of a range.
+func (w *worker) replay(in *incoming, step int) {
+	if in.step != step-1 {
+		w.c.violated("worker %v replays step %d on state of step %d", w.session, step, in.step)
+	}
+	w.complete(in.gradient, step, "a replay")
+	w.c.use(w, step, in.Layer, in.gradient.samples)
+	in.step = step
 }

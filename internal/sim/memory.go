@@ -39,11 +39,13 @@ type memory struct {
 	losses        uint64         // micro-batches
 	spot          [2][]uint32
 
-	tasks   map[int]string    // that go on, by lane
-	altered map[id.Range]bool // blocks
-	shut    map[int]bool      // layers whose parameters are on their way
-	waiting []func()          // passes that wait for parameters
-	blocked []func()          // those that wait for samples
+	tasks map[int]string // that go on, by lane
+
+	repeatStop bool              // see core.StopRepeat
+	altered    map[id.Range]bool // blocks
+	shut       map[int]bool      // layers whose parameters are on their way
+	waiting    []func()          // passes that wait for parameters
+	blocked    []func()          // those that wait for samples
 }
 
 // content is what a boundary tensor is made of.
@@ -85,6 +87,7 @@ type shard struct {
 	holds bool
 	step  int // of parameters and moments
 	total gradient
+	late  *incoming // what it is made of, until its last update is replayed
 }
 
 // incoming is the state of a range that a transfer brings.
@@ -217,7 +220,10 @@ func (w *worker) remember(d core.Duty) {
 			w.step(core.HandedOver(d))
 		})
 	case core.Repeat:
+		w.repeatStop = false
 		w.in(w.c.delay(600*time.Microsecond), func() { w.repeat(d) })
+	case core.StopRepeat:
+		w.repeatStop = true
 	case core.Say:
 		w.in(w.c.delay(50*time.Microsecond), func() { w.record(d) })
 	case core.Prepare:
@@ -225,13 +231,17 @@ func (w *worker) remember(d core.Duty) {
 	case core.Replay:
 		in := w.incoming[d.Range]
 		w.in(w.c.delay(100*time.Microsecond), func() {
-			if in.step != d.Update.Step-1 {
-				w.c.violated("worker %v replays step %d on state of step %d", w.session, d.Update.Step, in.step)
-			}
-			w.complete(in.gradient, d.Update.Step, "a replay")
-			w.c.use(w, d.Update.Step, d.Range.Layer, in.gradient.samples)
-			in.step++
+			w.replay(in, d.Update.Step)
 			w.step(core.Replayed{})
+		})
+	case core.CatchUp:
+		sh := w.shards[d.Range]
+		w.in(w.c.delay(time.Millisecond), func() {
+			w.replay(sh.late, d.Update.Step)
+			if sh.step, sh.late = sh.late.step, nil; w.serves(sh.Layer) {
+				w.setParams(sh.Range, sh.step)
+			}
+			w.step(core.CaughtUp{Range: d.Range})
 		})
 	case core.First:
 		w.in(w.c.delay(time.Duration(max(w.slow, 1))*300*time.Microsecond), func() { w.first(d.Layer) })
@@ -469,6 +479,9 @@ func (w *worker) apply(d core.Apply) {
 			made[n.Range] = w.derive(n.Range)
 		case core.Assembled:
 			made[n.Range] = w.assemble(n)
+		case core.Late:
+			in := w.incoming[n.Range]
+			made[n.Range] = &shard{Range: n.Range, holds: true, step: in.step, late: in}
 		}
 	}
 	var gone []id.Range
@@ -486,7 +499,7 @@ func (w *worker) apply(d core.Apply) {
 		w.shards[r] = sh
 	}
 	for r, sh := range w.shards {
-		if sh.holds && w.serves(r.Layer) {
+		if sh.holds && sh.late == nil && w.serves(r.Layer) {
 			w.setParams(r, sh.step)
 		}
 	}

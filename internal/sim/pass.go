@@ -120,6 +120,10 @@ func (w *worker) current(st plan.Stage, step int, what any) {
 
 // repeat repeats the passes of a pair.
 func (w *worker) repeat(d core.Repeat) {
+	if w.repeatStop {
+		w.step(core.Repeated{Stopped: true})
+		return
+	}
 	s, m := d.Pair.Stage, d.Pair.Micro
 	st, x := w.plan.Stages[s], content{step: d.Step}
 	if s == 0 || s == len(w.plan.Stages)-1 {

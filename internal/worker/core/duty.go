@@ -125,7 +125,7 @@ type GroupEdit struct {
 }
 
 // Tasks of the computing goroutines: there is one at a time, but for those that name a lane, which run side by side, one in each, and Replay,
-// CopyBases and First, one of which runs at a time, beside passes.
+// CatchUp, CopyBases and First, one of which runs at a time, beside passes.
 type (
 	// Run runs a pass. Learn asks for the shapes within the stage. Last says that no other
 	// backward pass of the stage is to begin here: the pass hands over all gradients, and passes before it may keep theirs. Soon says that
@@ -146,6 +146,8 @@ type (
 		Pair          graph.Pair
 		Step, Digests int
 	}
+	// StopRepeat ends it where it can.
+	StopRepeat struct{}
 	// Say checks all blocks and makes the record of a commit. Nodes are those of the sums of losses.
 	Say struct {
 		Step    int
@@ -168,6 +170,11 @@ type (
 	First struct{ Layer int }
 	// Replay applies an update to the state that a transfer brings.
 	Replay struct {
+		Range  id.Range
+		Update zero.Update
+	}
+	// CatchUp does so to a shard that is Late, and puts its parameters where the layer reads them, if it is served.
+	CatchUp struct {
 		Range  id.Range
 		Update zero.Update
 	}
@@ -264,6 +271,7 @@ const (
 	Preset                  // Prepare made it
 	Derived                 // as the run begins: its parameters are those of its layer, which is served here, once they are made, and its moments are zeros
 	Assembled               // it is put together from what is here
+	Late                    // it is what a transfer brings, of the step before the one passed: CatchUp follows
 )
 
 // What others are told, besides a [control.Answer], a [control.Applied] without times, a [control.Level] and a [control.Repaired].

@@ -88,6 +88,8 @@ type (
 	FirstMade struct{ Layer int }
 	// Replayed ends [Replay].
 	Replayed struct{}
+	// CaughtUp ends [CatchUp].
+	CaughtUp struct{ Range id.Range }
 	// ShardUpdated says that the new parameters of a range are there, in an [Update].
 	ShardUpdated struct{ Range id.Range }
 	// Copied says which of the transfers of a [CopyBases] or an [Update] have a base now.
@@ -96,8 +98,8 @@ type (
 	BasesCopied struct{}
 	// BaseSent says that the base of a transfer is sent, or will not be.
 	BaseSent struct{ Transfer Transfer }
-	// Repeated ends [Repeat].
-	Repeated struct{}
+	// Repeated ends [Repeat]. Stopped: before its end.
+	Repeated struct{ Stopped bool }
 	// Updated ends [Update].
 	Updated struct{}
 	// Failed says that a duty could not be done.

@@ -10,6 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
@@ -35,6 +36,7 @@ type fills struct {
 	incoming  []*incoming
 	due       []*incoming // with an update to be replayed
 	replaying *incoming
+	updates   []CatchUp // to be made of shards that are late
 	levelSaid bool
 }
 
@@ -125,7 +127,7 @@ func (w *Worker) source(r id.Range) *shard {
 
 // base has the bases of new transfers copied, and reports whether there are any.
 func (w *Worker) base() bool {
-	if w.state != Working || w.repairing() || w.begins() || !w.startBeside(onFill) {
+	if w.state != Working || w.repairing() || w.begins() || w.isLate() || !w.startBeside(onFill) {
 		return false
 	}
 	d := CopyBases{Step: w.passed.Step, Copies: w.dueBases(nil)}
@@ -327,12 +329,67 @@ func (w *Worker) sayLevel() {
 func (w *Worker) late(in *incoming) bool { return !in.based || in.step < w.passed.Step }
 
 // lacks reports whether a range that the order's plan gives this worker is not here as of the step passed, but on its way. In a
-// recovery only what has come counts, as the report says: the worker that is to send the rest may be lost.
+// recovery only what has come counts, as the report says: the worker that is to send the rest may be lost. What can be replayed beside the passes that
+// follow is not waited for.
 func (w *Worker) lacks(o *control.Order) bool {
 	recovers := o.Ballot != noBallot
 	return slices.ContainsFunc(w.incoming, func(in *incoming) bool {
-		return w.late(in) && (!recovers || in.next) && w.willHold(&o.Plan, in.r)
+		if !w.late(in) || recovers && !in.next || !w.willHold(&o.Plan, in.r) {
+			return false
+		}
+		asItIs := slices.ContainsFunc(o.Plan.Shards, func(p plan.Shard) bool { return RangeOf(p) == in.r && p.Holds(w.me) })
+		return !asItIs || !w.oneBehind(in)
 	})
+}
+
+// oneBehind reports whether a range is of the step before the one passed, and the update that it lacks is here. Where blocks are being repaired, nothing is
+// left for later.
+func (w *Worker) oneBehind(in *incoming) bool {
+	return in.based && in.next && in.step == w.passed.Step-1 && !w.repairing() && w.passed.Repair == 0
+}
+
+// behindAs returns the transfer whose range a shard can be made of before its last update is replayed, nil if there is none.
+func (w *Worker) behindAs(r id.Range) *incoming {
+	for _, in := range w.incoming {
+		if in.r == r && w.oneBehind(in) {
+			return in
+		}
+	}
+	return nil
+}
+
+// putOffUpdate has the update of a shard that is held from now on replayed beside the passes that follow. A layer whose parameters are not here waits for it.
+func (w *Worker) putOffUpdate(sh *shard, in *incoming) {
+	sh.late = true
+	w.arrivals[sh.Layer].late++
+	w.updates = append(w.updates, CatchUp{in.r, *in.numbers})
+}
+
+// catchUpShard begins with the next of these updates, and reports whether it did.
+func (w *Worker) catchUpShard() bool {
+	if len(w.updates) == 0 || !w.startBeside(onFill) {
+		return false
+	}
+	w.emit(w.updates[0])
+	w.updates = w.updates[1:]
+	return true
+}
+
+// caughtUp takes the end of one.
+func (w *Worker) caughtUp(r id.Range) {
+	sh := w.all[r]
+	sh.late = false
+	w.arrivals[r.Layer].late--
+	w.checkArrivals(r.Layer)
+	if sh.owner {
+		w.spread(sh, w.passed.Step, sh.lackedBy)
+	}
+	sh.lackedBy = nil
+}
+
+// isLate reports whether a shard is not as of the step passed.
+func (w *Worker) isLate() bool {
+	return slices.ContainsFunc(w.arrivals, func(a arrivals) bool { return a.late > 0 })
 }
 
 // behind reports whether a range that the order's plan gives this worker is not here as of the step passed.

@@ -116,6 +116,9 @@ func (w *Worker) receiveOrder(o control.Order) {
 // setOrder makes an order the one to be applied now.
 func (w *Worker) setOrder(o control.Order) {
 	w.order, w.deferred = &o, nil
+	if w.has(onRepeat) {
+		w.emit(StopRepeat{}) // what the plan has this worker compute comes first
+	}
 	if w.passed.Compare(o.Passed) < 0 {
 		w.to(CatchingUp)
 	} else {
@@ -201,6 +204,10 @@ func (w *Worker) obey() bool {
 		return false
 	}
 	if o.Ballot == noBallot && w.awaits(o) {
+		return false
+	}
+	if w.isLate() {
+		w.catchUpShard()
 		return false
 	}
 	if w.lacks(o) {
@@ -362,8 +369,8 @@ func (w *Worker) derives(p *plan.Plan, layer int) bool {
 func (w *Worker) queueFirst(layers []int) {
 	for _, l := range layers {
 		if a := &w.arrivals[l]; !a.first {
-			a.first, a.making, a.waiting = true, true, true
-			w.emit(Gate{Layer: l})
+			a.first, a.making = true, true
+			w.waitFor(l)
 			w.firsts = append(w.firsts, l)
 		}
 	}
@@ -426,6 +433,9 @@ func (w *Worker) apply(o *control.Order) {
 	w.emit(d)
 	if w.passed != w.start {
 		for _, l := range d.Fresh {
+			if w.arrivals[l].late > 0 {
+				w.waitFor(l)
+			}
 			w.expectParams(l, w.passed.Step)
 		}
 		w.share(old, recovers)
@@ -512,7 +522,7 @@ func (w *Worker) settled(s int) bool {
 
 // resumed tells that the plan is applied and that work goes on.
 func (w *Worker) resumed() {
-	if w.resuming == nil || w.step != nil && w.idle() && w.step.queue.Left() > 0 && !w.begins() {
+	if w.resuming == nil || w.step != nil && !w.has(onPass, onKept, onRepeat, onJob) && w.step.queue.Left() > 0 && !w.begins() {
 		return
 	}
 	w.emit(*w.resuming)

@@ -35,6 +35,9 @@ type shard struct {
 	complete bool
 	ticket   Ticket // where the gradient is reduced elsewhere: it is expected
 	told     map[id.WorkerID]bool
+
+	late     bool                   // the state is of the step before the one passed, and its update about to be replayed
+	lackedBy func(id.WorkerID) bool // workers that are to have the parameters then; nil: all
 }
 
 // arrivals are the parameters of a layer on their way here.
@@ -44,6 +47,7 @@ type arrivals struct {
 	waiting bool // passes wait for it
 	first   bool // where the run begins: its first values are made here,
 	making  bool // but not yet
+	late    int  // shards of the layer that are late
 }
 
 // gradientKey names the complete gradient of the range under the plan.
@@ -264,6 +268,7 @@ func (w *Worker) hold(d *Apply) error {
 		sh := w.all[r]
 		if sh == nil || sh.holds != holds {
 			from := NewShard{Range: r}
+			var behind *incoming
 			switch {
 			case holds && w.passed == w.start && !slices.Contains(w.madeRanges, r) && w.derives(w.plan, r.Layer):
 				from.From = Derived
@@ -271,18 +276,26 @@ func (w *Worker) hold(d *Apply) error {
 				from.From = Preset
 			case holds:
 				var ok bool
-				if from.Transfers, ok = w.covered(r); !ok && w.passed.Gate == id.Kept {
-					continue // all is written: it is needed no more
-				} else if !ok {
-					return fmt.Errorf("plan %v makes this worker a holder of [%d,%d) of layer %d, which it does not have", w.plan.Version, r.Lo, r.Hi, r.Layer)
-				}
 				from.From = Assembled
+				if from.Transfers, ok = w.covered(r); ok {
+					break
+				}
+				if behind = w.behindAs(r); behind != nil {
+					from.From = Late
+					break
+				}
+				if w.passed.Gate == id.Kept {
+					continue // all is written: it is needed no more
+				}
+				return fmt.Errorf("plan %v makes this worker a holder of [%d,%d) of layer %d, which it does not have", w.plan.Version, r.Lo, r.Hi, r.Layer)
 			}
 			if sh != nil {
 				give(sh)
 			}
 			sh = &shard{Range: r, holds: holds}
-			fresh[r] = sh
+			if fresh[r] = sh; behind != nil {
+				w.putOffUpdate(sh, behind)
+			}
 			d.Shards = append(d.Shards, from)
 		}
 		if sh.owner, sh.reduces = p.Owner == w.me, reduces; reduces {
@@ -351,9 +364,8 @@ func (w *Worker) expectParams(layer, step int) {
 	if a.stopped = false; a.missing == nil {
 		a.missing = make(map[Ticket]comm.Key)
 	}
-	if !a.waiting && len(wanted) > 0 {
-		a.waiting = true
-		w.emit(Gate{Layer: layer})
+	if len(wanted) > 0 {
+		w.waitFor(layer)
 	}
 	for _, p := range w.plan.Shards {
 		if k := key.Params(w.after(step), RangeOf(p)); wanted[k] {
@@ -363,9 +375,17 @@ func (w *Worker) expectParams(layer, step int) {
 	w.checkArrivals(layer)
 }
 
+// waitFor lets passes wait for a layer.
+func (w *Worker) waitFor(layer int) {
+	if a := &w.arrivals[layer]; !a.waiting {
+		a.waiting = true
+		w.emit(Gate{Layer: layer})
+	}
+}
+
 // checkArrivals lets passes go on with a layer when nothing is missing.
 func (w *Worker) checkArrivals(layer int) {
-	if a := &w.arrivals[layer]; a.waiting && len(a.missing) == 0 && !a.stopped && !a.making {
+	if a := &w.arrivals[layer]; a.waiting && len(a.missing) == 0 && !a.stopped && !a.making && a.late == 0 {
 		a.waiting = false
 		w.emit(Gate{Layer: layer, Open: true})
 	}
@@ -391,9 +411,9 @@ func (w *Worker) dropArrivals(layer int) {
 	w.checkArrivals(layer)
 }
 
-// arrived reports whether no parameters are on their way here.
+// arrived reports whether no parameters are on their way here, and no shard is late.
 func (w *Worker) arrived() bool {
-	return !slices.ContainsFunc(w.arrivals, func(a arrivals) bool { return a.waiting })
+	return !slices.ContainsFunc(w.arrivals, func(a arrivals) bool { return a.waiting || a.late > 0 })
 }
 
 // spread sends the parameters of an owned shard to the workers of its stage that do not compute them; only to some, if there is a
@@ -425,11 +445,15 @@ func (w *Worker) share(old *plan.Plan, recovers bool) {
 			continue
 		}
 		was := old.StageOf(sh.Layer)
-		w.spread(sh, w.passed.Step, func(x id.WorkerID) bool {
+		sh.lackedBy = func(x id.WorkerID) bool {
 			before, _ := old.Worker(x)
 			now, _ := w.plan.Worker(x)
 			return recovers || before != now || was < 0 || !slices.Contains(old.Stages[was].Workers, x)
-		})
+		}
+		if !sh.late {
+			w.spread(sh, w.passed.Step, sh.lackedBy)
+			sh.lackedBy = nil
+		}
 	}
 }
 

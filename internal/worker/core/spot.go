@@ -100,7 +100,7 @@ func (w *Worker) repeat() {
 			return
 		}
 	}
-	w.occupy(onJob)
+	w.occupy(onRepeat)
 	w.emit(Repeat{Pair: st.spot.pair, Step: st.number, Digests: st.spot.digests})
 }
 

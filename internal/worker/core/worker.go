@@ -108,16 +108,17 @@ type lane struct {
 type work uint8
 
 const (
-	idle    work = iota
-	onPass       // a forward or backward pass; others may run beside it
-	onKept       // what passes have kept
-	onFill       // state that comes or goes, beside passes; a plan is applied after it
-	onFirst      // first values of a layer, beside passes
-	onJob        // anything else, beside nothing; a plan is applied after it
+	idle     work = iota
+	onPass        // a forward or backward pass; others may run beside it
+	onKept        // what passes have kept
+	onFill        // state that comes or goes, beside passes; a plan is applied after it
+	onFirst       // first values of a layer, beside passes
+	onRepeat      // both passes of a pair once more, beside nothing
+	onJob         // anything else, beside nothing; a plan is applied after it
 )
 
 // idle reports whether nothing is computed.
-func (c *computing) idle() bool { return !c.has(onPass, onKept, onFill, onFirst, onJob) }
+func (c *computing) idle() bool { return !c.has(onPass, onKept, onFill, onFirst, onRepeat, onJob) }
 
 // has reports whether there is such work.
 func (c *computing) has(kinds ...work) bool {
@@ -126,7 +127,7 @@ func (c *computing) has(kinds ...work) bool {
 
 // free returns a lane in which work can begin beside that of others, -1 if there is none.
 func (c *computing) free() int {
-	if c.has(onKept, onJob) {
+	if c.has(onKept, onRepeat, onJob) {
 		return -1
 	}
 	return slices.IndexFunc(c.lanes, func(l lane) bool { return l.on == idle })
@@ -134,7 +135,7 @@ func (c *computing) free() int {
 
 // startBeside begins work beside passes, if there is none and nothing runs that it must not run beside.
 func (c *computing) startBeside(on work) bool {
-	if c.beside != idle || c.has(onKept, onJob) {
+	if c.beside != idle || c.has(onKept, onRepeat, onJob) {
 		return false
 	}
 	c.beside = on
@@ -147,7 +148,7 @@ func (c *computing) occupy(on work) { c.lanes[0].on = on }
 // release takes the end of a task.
 func (c *computing) release(ev Event) {
 	switch ev.(type) {
-	case Replayed, BasesCopied, FirstMade, Failed:
+	case Replayed, CaughtUp, BasesCopied, FirstMade, Failed:
 		c.beside = idle
 	}
 	for i := range c.lanes {
@@ -157,7 +158,9 @@ func (c *computing) release(ev Event) {
 			ended = l.on == onPass && l.task == ev.Task
 		case HandedOver:
 			ended = l.on == onKept
-		case Replayed, BasesCopied, FirstMade:
+		case Repeated:
+			ended = l.on == onRepeat
+		case Replayed, CaughtUp, BasesCopied, FirstMade:
 		case Failed: // of a pass, or beside it: all ends; or of a job, beside which nothing runs
 			ended = true
 		default:
@@ -378,9 +381,11 @@ func (w *Worker) taskDone(ev Event) {
 		w.firstMade(ev.Layer)
 	case Replayed:
 		w.replayed()
+	case CaughtUp:
+		w.caughtUp(ev.Range)
 	case BasesCopied:
 	case Repeated:
-		if w.step != nil && w.step.spot != nil {
+		if w.step != nil && w.step.spot != nil && !ev.Stopped { // else a plan within the step has overtaken it, or it is begun again
 			w.step.spot.repeated = true
 		}
 	case Updated:
@@ -408,7 +413,7 @@ func (w *Worker) advance() {
 	// Between what this worker says in a commit and the update nothing else is computed: the update begins as soon as the
 	// commit is passed.
 	if w.req == nil || w.req.said == nil {
-		_ = w.replay() || w.base()
+		_ = w.catchUpShard() || w.replay() || w.base()
 	}
 	if w.state != Working {
 		return
@@ -437,7 +442,7 @@ func (w *Worker) ask(a Ask) {
 func (w *Worker) advanceJob() {
 	r := w.req
 	switch {
-	case !w.idle() || w.broken || r.exchanging || w.begins():
+	case !w.idle() || w.broken || r.exchanging || w.begins() || w.isLate():
 	case r.said == nil:
 		w.occupy(onJob)
 		w.operating = true

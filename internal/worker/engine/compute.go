@@ -330,11 +330,16 @@ func (w *task) backward(e *Engine, grads Gradients) (din tensor.Tensor) {
 		w.witness.tensor(w.dout)
 	}
 	din = w.stage.Backward(pass, w.dout, w.witness.gradients(grads))
+	w.leave(e)
+	return din
+}
+
+// leave gives the samples of the task back.
+func (w *task) leave(e *Engine) {
 	if w.batch != nil {
 		e.batches.put(w.batch)
 		w.batch = nil
 	}
-	return din
 }
 
 // micro names the work of a pass.

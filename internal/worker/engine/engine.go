@@ -47,10 +47,11 @@ type Engine struct {
 	came, applied time.Time // an order came, and its plan was applied
 	updated       time.Time // the last update ended
 
-	opsCtx    context.Context // of operations of groups
-	opsCancel context.CancelFunc
-	jobStop   context.CancelFunc // of the operation's job
-	copyStop  atomic.Bool        // no more bases are copied by the task of the moment
+	opsCtx     context.Context // of operations of groups
+	opsCancel  context.CancelFunc
+	jobStop    context.CancelFunc // of the operation's job
+	copyStop   atomic.Bool        // no more bases are copied by the task of the moment
+	repeatStop atomic.Bool        // the pair that is being repeated ends before its next layer
 
 	network
 	memory
@@ -267,6 +268,8 @@ func (e *Engine) perform(d core.Duty) {
 		e.handOver(d)
 	case core.Repeat:
 		e.repeat(d)
+	case core.StopRepeat:
+		e.repeatStop.Store(true)
 	case core.Say:
 		e.say(d)
 	case core.Operate:
@@ -280,6 +283,8 @@ func (e *Engine) perform(d core.Duty) {
 		e.first(d)
 	case core.Replay:
 		e.replay(d)
+	case core.CatchUp:
+		e.catchUp(d)
 	case core.CopyBases:
 		e.copy(d)
 	case core.StopCopies:

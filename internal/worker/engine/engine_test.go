@@ -816,6 +816,64 @@ func TestFirstValuesBesidePasses(t *testing.T) {
 	}
 }
 
+// stopping is a line that has the repetition of its first pair stopped, before or behind its forward pass, and counts those of the pair.
+type stopping struct {
+	*line
+	e      **Engine
+	behind bool
+	runs   *int
+}
+
+func (s stopping) Forward(m Micro, in tensor.Tensor) (Pass, tensor.Tensor, error) {
+	stop := func() { (*s.e).repeatStop.Store(true) }
+	*s.runs++
+	if *s.runs == m.Of+1 && !s.behind {
+		stop()
+	}
+	p, out, err := s.line.Forward(m, in)
+	if *s.runs == m.Of+1 && s.behind {
+		stop()
+	}
+	for i := 0; i < 2 && m.Made != nil && err == nil; i++ {
+		m.Made(out)
+	}
+	return p, out, err
+}
+
+func (s stopping) Backward(p Pass, dout tensor.Tensor, grads Gradients) tensor.Tensor {
+	for m := p.(*linePass).m; m.Made != nil; m.Made = nil {
+		m.Made(dout)
+		m.Made(dout)
+	}
+	return s.line.Backward(p, dout, grads)
+}
+
+// A pair that is being repeated can be stopped, and is repeated again unless the plan has changed.
+func TestRepeatStops(t *testing.T) {
+	var want core.Result
+	for i, behind := range []bool{false, true} {
+		var e *Engine
+		runs := 0
+		e, l := newLine(t, 4, 1, func(c *Config) {
+			plain := c.Stage
+			c.Verify = 1
+			c.Stage = func(lo, hi int) Stage { return stopping{plain(lo, hi).(*line), &e, behind, &runs} }
+		})
+		if _, _, err := e.Begun(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		got, err := e.Step(t.Context(), 1)
+		if err != nil || runs != 4+2 || l.live.Load() != 0 {
+			t.Errorf("behind %v: %d forward passes, %d in flight: %v", behind, runs, l.live.Load(), err)
+		}
+		if i == 0 {
+			want = got
+		} else if got.Loss != want.Loss || got.GradNorm != want.GradNorm {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+}
+
 // A worker that is held does all its work and enters no commit.
 func TestHeld(t *testing.T) {
 	var held atomic.Bool

@@ -219,7 +219,7 @@ func (e *Engine) apply(d core.Apply) error {
 	for _, l := range d.Fresh {
 		params := e.c.Layers[l].Params
 		for _, sh := range e.shards {
-			if sh.Layer == l && sh.state != nil {
+			if sh.Layer == l && sh.state != nil && sh.late == nil {
 				place(params[sh.Lo:sh.Hi], sh.params)
 				sh.params = params[sh.Lo:sh.Hi]
 			}

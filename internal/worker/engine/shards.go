@@ -23,6 +23,7 @@ type shard struct {
 	within  []float32 // the array that it is part of
 	own     []float32 // memory for it
 	watched bool      // its digests were taken
+	late    *incoming // what it is made of, until its last update is replayed
 }
 
 // arrays returns the parameters and the moments.
@@ -90,6 +91,9 @@ func (e *Engine) hold(d core.Apply) error {
 			if sh, err = e.assemble(n.Range, n.Transfers); err != nil {
 				return err
 			}
+		case core.Late:
+			in := e.incoming[n.Range]
+			sh.state, sh.params, sh.watched, sh.late = in.state, in.params, true, in
 		}
 		made[n.Range] = sh
 	}
@@ -103,7 +107,7 @@ func (e *Engine) hold(d core.Apply) error {
 	}
 	for r, sh := range made {
 		e.shards[r] = sh
-		if sh.state != nil && e.serves(sh.Layer) && e.c.Layers[sh.Layer].Params != nil {
+		if sh.state != nil && sh.late == nil && e.serves(sh.Layer) && e.c.Layers[sh.Layer].Params != nil {
 			// Of a layer that was served before, the parameters are there.
 			view := e.c.Layers[sh.Layer].Params[r.Lo:r.Hi]
 			place(view, sh.params)
@@ -318,6 +322,29 @@ func (e *Engine) replay(d core.Replay) {
 		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update, in.digests...)
 		return nil
 	}, nil)
+}
+
+// catchUp applies the last update to a shard that is late.
+func (e *Engine) catchUp(d core.CatchUp) {
+	sh := e.shards[d.Range]
+	in := sh.late
+	var layer []float32
+	if e.serves(sh.Layer) {
+		layer = e.c.Layers[sh.Layer].Params[sh.Lo:sh.Hi]
+	}
+	e.startBeside(false, core.CaughtUp{Range: d.Range}, func() error {
+		<-in.measured
+		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update, in.digests...)
+		if layer != nil {
+			place(layer, in.params)
+		}
+		return nil
+	}, func() {
+		e.guard.put(d.Range, in.digests)
+		if sh.late = nil; layer != nil {
+			sh.params = layer
+		}
+	})
 }
 
 // copy copies the bases of transfers.

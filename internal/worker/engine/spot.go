@@ -2,6 +2,7 @@ package engine
 
 import (
 	"encoding/binary"
+	"errors"
 	"hash/crc32"
 	"math"
 
@@ -74,16 +75,36 @@ func (unused) Sum(int, tree.Node, []float32) { panic("engine: a repeated pass wa
 func (unused) Last() bool                    { return false }
 func (unused) Lane() int                     { return 0 }
 
-// repeat runs both passes of a pair, and keeps digests of them only.
+var errStopped = errors.New("engine: stopped")
+
+// repeat runs both passes of a pair, and keeps digests of them only. It can be stopped between layers of the forward pass, and before the backward pass.
 func (e *Engine) repeat(d core.Repeat) {
 	w := e.newTask(0, d.Step, d.Pair, d.Digests)
 	e.takeGradient(w, d.Pair)
-	w.micro.Ready = func(layer int) error { return e.gates[layer].wait(e.ctx) }
-	e.start(0, taskEnded{event: core.Repeated{}, take: func() { e.spot[1] = w.witness.digests }}, func(*taskEnded) error {
-		if _, _, err := w.forward(e); err != nil {
+	e.repeatStop.Store(false)
+	w.micro.Ready = func(layer int) error {
+		if e.repeatStop.Load() {
+			return errStopped
+		}
+		return e.gates[layer].wait(e.ctx)
+	}
+	e.start(0, taskEnded{}, func(end *taskEnded) error {
+		_, _, err := w.forward(e)
+		switch {
+		case err == nil && e.repeatStop.Load():
+			w.stage.Drop(w.pass)
+			w.leave(e)
+			end.event = core.Repeated{Stopped: true}
+			return nil
+		case errors.Is(err, errStopped):
+			w.leave(e)
+			end.event = core.Repeated{Stopped: true}
+			return nil
+		case err != nil:
 			return err
 		}
 		w.backward(e, unused{e})
+		end.event, end.take = core.Repeated{}, func() { e.spot[1] = w.witness.digests }
 		return nil
 	})
 }
