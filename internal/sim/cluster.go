@@ -32,6 +32,7 @@ type Config struct {
 	Respawn                          bool          // failed workers are replaced
 	Digests                          bool          // memory is checked
 	Derive                           bool          // the run begins with moments that are zeros
+	Beside                           bool          // first values are made beside passes, if Derive is set
 	Passes                           int           // that a worker runs at a time; 0 means 1
 	Flying                           int           // see core.Config
 	Keeping                          bool          // passes keep gradients until the last one of a step

@@ -67,7 +67,7 @@ func (w *worker) prepare(d core.Prepare) {
 	for _, st := range d.Stages {
 		for l := st[0]; l < st[1]; l++ {
 			for u := range w.params[l] {
-				if w.params[l][u] = at.Step; w.c.cfg.Derive {
+				if w.params[l][u] = at.Step; w.c.cfg.Beside {
 					w.params[l][u] = -1 // see first
 				}
 			}

@@ -75,7 +75,7 @@ func scheduleOf(r *rand.Rand, seed uint64, trace bool, change func(*Config)) (*C
 	n := 1 + r.IntN(6)
 	cfg := Config{
 		Seed: seed, Workers: n, Stages: 1 + r.IntN(min(n, 3)), Micros: maxMicros, Mirrors: r.IntN(3), Steps: 8, Zero: 1 + r.IntN(2), MinWorkers: 1,
-		Layers: layers(), Detect: 300 * ms, Checkpoint: time.Duration(r.IntN(3)) * 10 * ms, Evaluate: r.IntN(4), Respawn: r.IntN(2) == 0, Digests: r.IntN(2) == 0, Derive: seed%3 != 0,
+		Layers: layers(), Detect: 300 * ms, Checkpoint: time.Duration(r.IntN(3)) * 10 * ms, Evaluate: r.IntN(4), Respawn: r.IntN(2) == 0, Digests: r.IntN(2) == 0, Derive: seed%3 != 0, Beside: seed%3 == 1,
 		Trace: trace, Verify: int(seed % 3), Hosts: int(seed / 3 % 4), Large: int64(seed / 5 % 2), Keeping: seed/10%2 == 1, Passes: 1 + int(seed/20%3), Flying: int(seed / 60 % 2), // one base at a time, or all
 	}
 	if change != nil {

@@ -122,7 +122,7 @@ func (w *worker) begins(first control.Order) {
 		layers = append(layers, core.Layer{Name: layerName(i), Blocks: zero.Blocks(all)})
 	}
 	w.core = core.New(core.Config{
-		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1, Derive: w.c.cfg.Derive, Passes: w.c.cfg.Passes, Flying: w.c.cfg.Flying,
+		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1, Derive: w.c.cfg.Derive, Beside: w.c.cfg.Beside, Passes: w.c.cfg.Passes, Flying: w.c.cfg.Flying,
 		Job: rundir.Job{Zero: w.c.cfg.Zero, NoDigests: !w.c.cfg.Digests, Verify: w.c.cfg.Verify, MicroBatch: microBatch, Seed: w.c.cfg.Seed},
 	})
 	early := w.early

@@ -166,7 +166,7 @@ type (
 		Stages [][2]int
 		Ranges []id.Range
 	}
-	// First makes the first values of a layer that is served here, where the run begins with moments that are zeros. Its gate is shut meanwhile.
+	// First makes the first values of a layer that is served here, if Config.Beside is set. Its gate is shut meanwhile.
 	First struct{ Layer int }
 	// Replay applies an update to the state that a transfer brings.
 	Replay struct {

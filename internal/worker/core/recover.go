@@ -203,11 +203,11 @@ func (w *Worker) obey() bool {
 		w.fail(ErrLeft)
 		return false
 	}
-	if o.Ballot == noBallot && w.awaits(o) {
-		return false
-	}
 	if w.isLate() {
 		w.catchUpShard()
+		return false
+	}
+	if o.Ballot == noBallot && w.awaits(o) {
 		return false
 	}
 	if w.lacks(o) {
@@ -377,9 +377,9 @@ func (w *Worker) queueFirst(layers []int) {
 	slices.Sort(w.firsts)
 }
 
-// makeFirst begins with the first values of the next layer.
+// makeFirst begins with the first values of the next layer, but not where an order waits for those that are being made.
 func (w *Worker) makeFirst() {
-	if len(w.firsts) > 0 && w.startBeside(onFirst) {
+	if len(w.firsts) > 0 && (w.order == nil || !w.moves(&w.order.Plan)) && w.startBeside(onFirst) {
 		w.emit(First{w.firsts[0]})
 		w.firsts = w.firsts[1:]
 	}
@@ -427,7 +427,7 @@ func (w *Worker) apply(o *control.Order) {
 		w.fail(err)
 		return
 	}
-	if w.passed == w.start && w.c.Derive {
+	if w.passed == w.start && w.c.Beside {
 		w.queueFirst(d.Fresh)
 	}
 	w.emit(d)

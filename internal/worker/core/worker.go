@@ -38,6 +38,8 @@ type Config struct {
 	NormScale int // see [zero.NormScale]
 	// Derive says that the run begins with moments that are zeros: then shards of the layers that are served here need no Prepare.
 	Derive bool
+	// Beside says that the first values of the layers that are served here can be made beside passes, and are not made by Prepare. It takes Derive.
+	Beside bool
 }
 
 // Layer is what the core knows of a layer.

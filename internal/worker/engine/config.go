@@ -61,6 +61,8 @@ type Config struct {
 	Begin func(r id.Range, params []float32, moments [][]float32) error
 	// Zeros says that Begin leaves moments as they are.
 	Zeros bool
+	// Beside says that, where Zeros is set, Begin may be called beside passes, of layers that none has come to.
+	Beside bool
 
 	Input, Target tensor.Spec
 	Metrics       int // numbers that steps and evaluations add up beside the loss

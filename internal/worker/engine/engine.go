@@ -69,6 +69,7 @@ func New(c Config) (*Engine, error) {
 	if c.GlobalBatch%c.MicroBatch != 0 || len(p.Workers) > 0 && p.Micros() != micros {
 		return nil, fmt.Errorf("engine: micro-batches of %d of a global batch of %d are not the %d of the plan", c.MicroBatch, c.GlobalBatch, p.Micros())
 	}
+	c.Beside = c.Beside && c.Zeros
 	if c.Meter == nil {
 		c.Meter = meter.New()
 	}
@@ -91,7 +92,7 @@ func New(c Config) (*Engine, error) {
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
 	job := core.Config{
 		Job: c.Job, Self: c.Self, Micros: micros, Metrics: c.Metrics, First: c.First, NormScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
-		Derive: c.Zeros, Passes: c.Passes,
+		Derive: c.Zeros, Beside: c.Beside, Passes: c.Passes,
 	}
 	if c.Rule != nil {
 		job.Moments = c.Rule.Moments()

@@ -151,7 +151,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 				params[0] = float32(r.Layer) // b = 0, w = 1
 				return nil
 			},
-			Zeros: true,
+			Zeros: true, Beside: true,
 			Input: tensor.Spec{Shape: []int{1}}, Target: tensor.Spec{Shape: []int{1}},
 			Job:  rundir.Job{GlobalBatch: s.global, MicroBatch: s.micro},
 			Rule: zero.SGD{}, LR: func(int) float64 { return 0.05 },
@@ -750,7 +750,7 @@ func TestPanicArrives(t *testing.T) {
 	for _, beside := range []bool{false, true} { // passes
 		t.Run(fmt.Sprint("first values ", beside), func(t *testing.T) {
 			e, _ := newLine(t, 2, 1, func(c *Config) {
-				c.Begin, c.Zeros = func(id.Range, []float32, [][]float32) error { return panicker() }, beside
+				c.Begin, c.Beside = func(id.Range, []float32, [][]float32) error { return panicker() }, beside
 			})
 			defer func() {
 				if p, ok := recover().(*kernel.Panic); !ok || p.Value != "ouch" {
@@ -784,7 +784,7 @@ func TestFirstValuesBesidePasses(t *testing.T) {
 		begun := make(chan struct{})
 		e, l := newLine(t, 4, 1, func(c *Config) {
 			begin := c.Begin
-			c.Zeros = beside
+			c.Beside = beside
 			c.Begin = func(r id.Range, params []float32, moments [][]float32) error {
 				if beside {
 					<-begun

@@ -224,7 +224,7 @@ func (e *Engine) apply(d core.Apply) error {
 				sh.params = params[sh.Lo:sh.Hi]
 			}
 		}
-		if d.Initial && !e.c.Zeros {
+		if d.Initial && !e.c.Beside {
 			e.guard.take(id.Range{Layer: l, Lo: 0, Hi: len(params)}, params)
 		}
 	}

@@ -332,10 +332,11 @@ func (e *Engine) catchUp(d core.CatchUp) {
 	if e.serves(sh.Layer) {
 		layer = e.c.Layers[sh.Layer].Params[sh.Lo:sh.Hi]
 	}
+	lacks := layer != nil && !e.gates[sh.Layer].isOpen() // else it has the same parameters, or altered ones, which the next check finds
 	e.startBeside(false, core.CaughtUp{Range: d.Range}, func() error {
 		<-in.measured
 		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update, in.digests...)
-		if layer != nil {
+		if lacks {
 			place(layer, in.params)
 		}
 		return nil

@@ -137,7 +137,7 @@ func (e *Engine) prepare(d core.Prepare) {
 				}
 				shards[r] = sh
 			}
-			if serves[l] && !e.c.Zeros {
+			if serves[l] && !e.c.Beside {
 				params := e.c.Layers[l].Params
 				if err := e.begin(id.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
 					return err

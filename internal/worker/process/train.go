@@ -144,6 +144,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Layers:  j.Params.Layers,
 		Begin:   begin,
 		Zeros:   order.From == "" && j.InitOptimizer == "",
+		Beside:  !j.OnePass, // a program in Python makes them, which does one thing at a time
 		Input:   j.Input,
 		Target:  j.Target,
 		Metrics: len(j.Metrics),
