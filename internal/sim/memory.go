@@ -39,8 +39,7 @@ type memory struct {
 	losses        uint64         // micro-batches
 	spot          [2][]uint32
 
-	tasks map[int]string // that go on, by lane
-
+	tasks      map[int]string    // that go on, by lane
 	repeatStop bool              // see core.StopRepeat
 	altered    map[id.Range]bool // blocks
 	shut       map[int]bool      // layers whose parameters are on their way

@@ -776,7 +776,6 @@ func TestPanicArrives(t *testing.T) {
 
 func panicker() error { panic("ouch") }
 
-// Whatever an engine is about, nothing of it is left after Close.
 // A plan is live before the first values are made, and passes wait for them.
 func TestFirstValuesBesidePasses(t *testing.T) {
 	var out [2]core.Result
@@ -905,6 +904,7 @@ func TestHeld(t *testing.T) {
 	<-done
 }
 
+// Whatever an engine is about, nothing of it is left after Close.
 func TestCloseJoins(t *testing.T) {
 	for name, meet := range map[string]func(t *testing.T, engines []*Engine){
 		"at once": func(*testing.T, []*Engine) {},
