@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
@@ -99,4 +100,59 @@ func (w *worker) replay(in *incoming, step int) {
 	w.complete(in.gradient, step, "a replay")
 	w.c.use(w, step, in.Layer, in.gradient.samples)
 	in.step = step
+}
+
+// update applies a committed update, shard after shard, and ends with what follows it. Plans may be applied meanwhile, which leave what is held here as it is.
+func (w *worker) update(d core.Update) {
+	p, step := w.plan, d.Update.Step
+	w.updating = true
+	for l := range w.params {
+		if !w.serves(l) {
+			for u := range w.params[l] {
+				w.params[l][u] = -1
+			}
+		}
+	}
+	var next func(held []*shard)
+	next = func(held []*shard) {
+		if len(held) > 0 {
+			w.updateShard(held[0], step)
+			w.in(w.c.delay(time.Duration(max(w.slow, 1))*100*time.Microsecond), func() { next(held[1:]) })
+			return
+		}
+		w.copyBases(d.Copies, step)
+		if d.Save {
+			w.save(p, step)
+		}
+		w.updating = false
+		w.step(core.Updated{})
+	}
+	var held []*shard
+	for _, x := range p.Shards {
+		if sh := w.shards[core.RangeOf(x)]; sh != nil && sh.holds {
+			held = append(held, sh)
+		}
+	}
+	w.in(w.c.delay(200*time.Microsecond), func() { next(held) })
+}
+
+// updateShard applies the update to a shard.
+func (w *worker) updateShard(sh *shard, step int) {
+	w.complete(sh.total, step, "an update")
+	w.c.use(w, step, sh.Layer, sh.total.samples)
+	for b := range w.altered {
+		if b.Layer == sh.Layer && sh.Lo <= b.Lo && b.Lo < sh.Hi {
+			w.c.violated("worker %v updates block %v, which was altered", w.session, b)
+		}
+	}
+	if sh.step != step-1 {
+		w.c.violated("worker %v updates state of step %d in step %d", w.session, sh.step, step)
+	}
+	if w.shards[sh.Range] != sh {
+		w.c.violated("worker %v updates %v, which a plan took away", w.session, sh.Range)
+	}
+	if sh.step = step; w.serves(sh.Layer) {
+		w.setParams(sh.Range, step)
+	}
+	w.step(core.ShardUpdated{Range: sh.Range})
 }

@@ -26,6 +26,7 @@ type memory struct {
 	params   [][]int // where the layers read them, by layer and unit; -1: none
 	shards   map[id.Range]*shard
 	former   []*shard
+	updating bool // a committed update goes on
 	initial  map[id.Range]*shard
 	incoming map[id.Range]*incoming
 	bases    map[core.Transfer]int
@@ -254,7 +255,7 @@ func (w *worker) remember(d core.Duty) {
 		})
 	case core.Update:
 		w.former, w.copyStop = nil, false
-		w.in(w.c.delay(200*time.Microsecond), func() { w.update(d) })
+		w.update(d)
 	case core.Clear:
 		clear(w.tensors)
 		clear(w.made)
@@ -401,45 +402,6 @@ func (w *worker) flip(n int) bool {
 type user struct {
 	*worker
 	epoch int
-}
-
-// update applies a committed update.
-func (w *worker) update(d core.Update) {
-	step := d.Update.Step
-	for l := range w.params {
-		if !w.serves(l) {
-			for u := range w.params[l] {
-				w.params[l][u] = -1
-			}
-		}
-	}
-	for _, p := range w.plan.Shards {
-		sh := w.shards[core.RangeOf(p)]
-		if sh == nil || !sh.holds {
-			continue
-		}
-		w.complete(sh.total, step, "an update")
-		w.c.use(w, step, p.Layer, sh.total.samples)
-		for b := range w.altered {
-			if b.Layer == p.Layer && p.Lo <= b.Lo && b.Lo < p.Hi {
-				w.c.violated("worker %v updates block %v, which was altered", w.session, b)
-			}
-		}
-		if sh.step != step-1 {
-			w.c.violated("worker %v updates state of step %d in step %d", w.session, sh.step, step)
-		}
-		if sh.step = step; w.serves(sh.Layer) {
-			w.setParams(sh.Range, step)
-		}
-		if p.Owner == w.self.ID {
-			w.tellCore(core.ShardUpdated{Range: sh.Range})
-		}
-	}
-	w.copyBases(d.Copies, step)
-	if d.Save {
-		w.save(step)
-	}
-	w.step(core.Updated{})
 }
 
 // copyBases copies the bases of transfers as they are after a step.

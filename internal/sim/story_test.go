@@ -48,6 +48,15 @@ func TestStories(t *testing.T) {
 			}))
 		}, 1, 0},
 		"killed after it has passed": {func(c *Cluster) { c.kill(c.until("past step 3", after(3))) }, 1, 0},
+		"killed as others are updating": {func(c *Cluster) {
+			w := c.until("updating", func(w *worker) bool { return after(2)(w) && w.updating })
+			w.slow = 1000
+			c.kill(c.find((w.self.ID + 1) % 4))
+			c.until("under a plan of three, and updating still", func(x *worker) bool {
+				return x == w && len(w.core.Plan().Workers) == 3 && w.updating && w.core.State() == core.Working
+			})
+			w.slow = 0
+		}, 1, 0},
 		"killed in a recovery": {func(c *Cluster) {
 			c.kill(c.until("in step 2", within))
 			c.kill(c.until("sealed", func(w *worker) bool { return w.core.State() == core.Sealed }))
@@ -133,7 +142,7 @@ func TestStories(t *testing.T) {
 // with an error.
 func TestRunsHaveAll(t *testing.T) {
 	seen := map[string]bool{"core.Abandon": true, "core.Failed": true}
-	for seed := range uint64(300) {
+	for seed := range uint64(800) {
 		c, err := try(seed, false)
 		if err != nil {
 			t.Fatal(err)

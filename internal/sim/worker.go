@@ -264,10 +264,10 @@ func (c *Cluster) evaluates(step int) bool {
 }
 
 // save writes the worker's part of a checkpoint.
-func (w *worker) save(step int) {
+func (w *worker) save(of *plan.Plan, step int) {
 	w.asked = false
-	v := w.plan.Version
-	if step == w.c.cfg.Steps || !slices.ContainsFunc(w.plan.Shards, func(p plan.Shard) bool { return p.Owner == w.self.ID }) {
+	v := of.Version
+	if step == w.c.cfg.Steps || !slices.ContainsFunc(of.Shards, func(p plan.Shard) bool { return p.Owner == w.self.ID }) {
 		return
 	}
 	w.writing++

@@ -348,6 +348,7 @@ func (w *Worker) pass(said [][]byte) {
 			return
 		}
 	}
+	w.endStep()
 	w.update(r, try, u)
 }
 

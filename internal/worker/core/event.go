@@ -90,7 +90,7 @@ type (
 	Replayed struct{}
 	// CaughtUp ends [CatchUp].
 	CaughtUp struct{ Range id.Range }
-	// ShardUpdated says that the new parameters of a range are there, in an [Update].
+	// ShardUpdated says that a range that is held here has its new parameters, in an [Update]. Plans may have been applied since that began.
 	ShardUpdated struct{ Range id.Range }
 	// Copied says which of the transfers of a [CopyBases] or an [Update] have a base now.
 	Copied struct{ Transfers []Transfer }

@@ -193,7 +193,7 @@ func (w *Worker) obey() bool {
 		w.fail(fmt.Errorf("plan %v goes on from %v, and this worker is at %v", o.Plan.Version, o.Passed, w.passed))
 		return false
 	}
-	if w.stopJob(); w.has(onFill, onJob) || w.has(onFirst) && w.moves(&o.Plan) {
+	if w.stopJob(); w.has(onFill, onJob) || w.has(onFirst) && w.moves(&o.Plan) || w.has(onUpdate) && w.alters(o) {
 		return false
 	}
 	if _, ok := o.Plan.Worker(w.me); !ok {
@@ -404,6 +404,27 @@ func (w *Worker) moves(p *plan.Plan) bool {
 	return false
 }
 
+// alters reports whether under the plan of an order this worker serves other layers than now, or holds other ranges. So does every boundary plan: others
+// wait for what is updated here under the plan before.
+func (w *Worker) alters(o *control.Order) bool {
+	p, held := &o.Plan, 0
+	for _, sh := range w.all {
+		if sh.holds {
+			held++
+		}
+	}
+	for _, s := range p.Shards {
+		if s.Holds(w.me) {
+			if !w.computes(RangeOf(s)) {
+				return true
+			}
+			held--
+		}
+	}
+	sameCuts := slices.EqualFunc(p.Stages, w.plan.Stages, func(a, b plan.Stage) bool { return a.Lo == b.Lo && a.Hi == b.Hi })
+	return held > 0 || !sameCuts || w.moves(p) || o.Ballot == noBallot
+}
+
 // apply goes over to the plan of the order, whose groups are edited.
 func (w *Worker) apply(o *control.Order) {
 	recovers := o.Ballot != noBallot
@@ -447,7 +468,7 @@ func (w *Worker) apply(o *control.Order) {
 		}
 	}
 	w.tellShapes(old)
-	if w.req != nil {
+	if w.req != nil && !w.has(onUpdate) {
 		w.req.said, w.req.exchanging = nil, false
 	}
 	w.broken = false
@@ -522,7 +543,7 @@ func (w *Worker) settled(s int) bool {
 
 // resumed tells that the plan is applied and that work goes on.
 func (w *Worker) resumed() {
-	if w.resuming == nil || w.step != nil && !w.has(onPass, onKept, onRepeat, onJob) && w.step.queue.Left() > 0 && !w.begins() {
+	if w.resuming == nil || w.step != nil && !w.has(onPass, onKept, onRepeat, onUpdate, onJob) && w.step.queue.Left() > 0 && !w.begins() {
 		return
 	}
 	w.emit(*w.resuming)

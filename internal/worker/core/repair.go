@@ -300,7 +300,8 @@ func (w *Worker) beginRepair(said [][]byte, repairs []*repair) {
 	w.passed.Repair++
 	w.result = encodeSaid(said)
 	if w.step != nil {
-		w.clearStep()
+		w.endStep()
+		w.emit(Clear{})
 	}
 	w.req.said, w.req.exchanging = nil, false
 	w.repairs = repairs

@@ -36,6 +36,7 @@ type shard struct {
 	ticket   Ticket // where the gradient is reduced elsewhere: it is expected
 	told     map[id.WorkerID]bool
 
+	updating bool                   // the update of the step passed is not applied yet
 	late     bool                   // the state is of the step before the one passed, and its update about to be replayed
 	lackedBy func(id.WorkerID) bool // workers that are to have the parameters then; nil: all
 }
@@ -441,8 +442,8 @@ func (w *Worker) share(old *plan.Plan, recovers bool) {
 		}
 	}
 	for _, sh := range w.inOrder() {
-		if !sh.owner {
-			continue
+		if !sh.owner || sh.updating {
+			continue // all are sent what is not updated yet
 		}
 		was := old.StageOf(sh.Layer)
 		sh.lackedBy = func(x id.WorkerID) bool {
@@ -472,6 +473,16 @@ func (w *Worker) update(r *request, try key.Try, u zero.Update) {
 		}
 	}
 	d.Copies = w.dueBases(d.Copies)
-	w.occupy(onJob)
+	for _, sh := range w.all {
+		sh.updating = sh.holds
+	}
+	w.occupy(onUpdate)
 	w.emit(d)
+}
+
+// shardUpdated sends the new parameters of a shard on their way, if this worker owns it by now.
+func (w *Worker) shardUpdated(sh *shard) {
+	if sh.updating = false; sh.owner {
+		w.spread(sh, w.passed.Step, nil)
+	}
 }

@@ -335,13 +335,12 @@ func (w *Worker) keeps(s int) bool {
 	return false
 }
 
-// clearStep forgets the step that all have come to the end of.
-func (w *Worker) clearStep() {
+// endStep forgets the step that all have come to the end of. Its memory is cleared once it is of no more use.
+func (w *Worker) endStep() {
 	for _, b := range w.step.tensors {
 		delete(w.tickets, b.ticket)
 		w.cancel(b.attestation, false)
 	}
-	w.emit(Clear{})
 	w.step = nil
 }
 

@@ -116,11 +116,14 @@ const (
 	onFill        // state that comes or goes, beside passes; a plan is applied after it
 	onFirst       // first values of a layer, beside passes
 	onRepeat      // both passes of a pair once more, beside nothing
+	onUpdate      // of a step, beside nothing; a plan that leaves what is here as it is does not wait for it
 	onJob         // anything else, beside nothing; a plan is applied after it
 )
 
 // idle reports whether nothing is computed.
-func (c *computing) idle() bool { return !c.has(onPass, onKept, onFill, onFirst, onRepeat, onJob) }
+func (c *computing) idle() bool {
+	return !c.has(onPass, onKept, onFill, onFirst, onRepeat, onUpdate, onJob)
+}
 
 // has reports whether there is such work.
 func (c *computing) has(kinds ...work) bool {
@@ -129,7 +132,7 @@ func (c *computing) has(kinds ...work) bool {
 
 // free returns a lane in which work can begin beside that of others, -1 if there is none.
 func (c *computing) free() int {
-	if c.has(onKept, onRepeat, onJob) {
+	if c.has(onKept, onRepeat, onUpdate, onJob) {
 		return -1
 	}
 	return slices.IndexFunc(c.lanes, func(l lane) bool { return l.on == idle })
@@ -137,7 +140,7 @@ func (c *computing) free() int {
 
 // startBeside begins work beside passes, if there is none and nothing runs that it must not run beside.
 func (c *computing) startBeside(on work) bool {
-	if c.beside != idle || c.has(onKept, onRepeat, onJob) {
+	if c.beside != idle || c.has(onKept, onRepeat, onUpdate, onJob) {
 		return false
 	}
 	c.beside = on
@@ -162,6 +165,8 @@ func (c *computing) release(ev Event) {
 			ended = l.on == onKept
 		case Repeated:
 			ended = l.on == onRepeat
+		case Updated:
+			ended = l.on == onUpdate
 		case Replayed, CaughtUp, BasesCopied, FirstMade:
 		case Failed: // of a pass, or beside it: all ends; or of a job, beside which nothing runs
 			ended = true
@@ -332,7 +337,7 @@ func (w *Worker) Step(ev Event) {
 		}
 	case ShardUpdated:
 		if sh := w.all[ev.Range]; sh != nil {
-			w.spread(sh, w.passed.Step, nil)
+			w.shardUpdated(sh)
 		}
 	case BaseSent:
 		w.baseSent(ev.Transfer)
@@ -392,7 +397,7 @@ func (w *Worker) taskDone(ev Event) {
 		}
 	case Updated:
 		r := w.req
-		w.clearStep()
+		w.emit(Clear{})
 		w.req = nil
 		w.emit(End{Result: r.result})
 	default:
@@ -420,7 +425,7 @@ func (w *Worker) advance() {
 	if w.state != Working {
 		return
 	}
-	if w.req != nil && !w.repairing() {
+	if w.req != nil && !w.repairing() && !w.has(onUpdate) {
 		if w.req.Point.Gate == id.Committed {
 			w.advanceStep()
 		} else {

@@ -534,9 +534,7 @@ func (e *Engine) update(d core.Update) {
 				continue
 			}
 			sh.state.Update(e.c.Pool, sh.params, sh.total, d.Update, digests[i]...)
-			if sh.owner {
-				e.mail.put(core.ShardUpdated{Range: sh.Range})
-			}
+			e.mail.put(core.ShardUpdated{Range: sh.Range})
 		}
 		if len(d.Copies) > 0 {
 			e.mail.put(copied{e.copyBases(d.Copies, sources, d.Update.Step)})

@@ -164,14 +164,14 @@ func (s *span) marked() bool {
 	return slices.ContainsFunc(s.sums[0], func(d zero.Digest) bool { is, _ := d.Altered(); return is })
 }
 
-// corrupt is the error of a block of a shard that is here and not as it was written, and that no other worker is asked for.
-func (e *Engine) corrupt(sh *shard, block id.Range, array int) error {
+// corrupt is the error of a block of a shard that is held here and not as it was written, and that no other worker is asked for.
+func (e *Engine) corrupt(owner bool, block id.Range, array int) error {
 	first, _ := e.guard.blocksOf(block)
-	s := span{state: true, owner: sh.owner, sums: e.guard.of(block)}
-	return &core.CorruptError{Step: e.updating, Layer: e.c.Layers[sh.Layer].Name, Block: first, Target: s.target(s.culprit(array, 0))}
+	s := span{state: true, owner: owner, sums: e.guard.of(block)}
+	return &core.CorruptError{Step: e.updating, Layer: e.c.Layers[block.Layer].Name, Block: first, Target: s.target(s.culprit(array, 0))}
 }
 
-// spoiled returns an error for a block of a shard that an update has made out of one that was altered, nil if there is none.
+// spoiled returns an error for a block of an owned shard that an update has made out of one that was altered, nil if there is none.
 func (e *Engine) spoiled(sh *shard) error {
 	if e.guard == nil {
 		return nil
@@ -181,7 +181,7 @@ func (e *Engine) spoiled(sh *shard) error {
 	first, end := e.guard.blocksOf(sh.Range)
 	for i, b := range e.guard.blocks[sh.Layer][first:end] {
 		if is, _ := e.guard.sums[sh.Layer][0][first+i].Altered(); is {
-			return e.corrupt(sh, id.Range{Layer: sh.Layer, Lo: b.Lo, Hi: b.Hi}, 0)
+			return e.corrupt(true, id.Range{Layer: sh.Layer, Lo: b.Lo, Hi: b.Hi}, 0)
 		}
 	}
 	return nil

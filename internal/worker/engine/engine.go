@@ -233,7 +233,7 @@ func (e *Engine) handle(m any) {
 		e.bases = m.bases
 		e.core.Step(core.Copied{Transfers: slices.Collect(maps.Keys(m.bases))})
 	default: // an event
-		if _, ok := m.(core.ShardUpdated); ok {
+		if u, ok := m.(core.ShardUpdated); ok && e.shards[u.Range] != nil && e.shards[u.Range].owner {
 			e.phase(e.updating, trace.Gather)
 		}
 		e.core.Step(m)

@@ -147,7 +147,7 @@ func (e *Engine) send(d core.Send) {
 		sh := e.shards[r]
 		x := sh.arrays()[d.From.Array][d.From.Block.Lo-r.Lo : d.From.Block.Hi-r.Lo]
 		if !e.guard.fitArray(d.From.Block, d.From.Array, x) { // moments are not checked before each exchange
-			e.fail(e.corrupt(sh, d.From.Block, d.From.Array))
+			e.fail(e.corrupt(sh.owner, d.From.Block, d.From.Array))
 			return
 		}
 		e.post(d, x)
