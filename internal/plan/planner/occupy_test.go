@@ -52,7 +52,7 @@ func TestNoWorkerWaits(t *testing.T) {
 		of[w] = [3]int{2, old.Limit(0, w).Forwards, 0}
 	}
 	for _, w := range old.Stages[1].Workers {
-		of[w] = [3]int{2, 0, 3}
+		of[w] = [3]int{2, 0, old.Limit(0, old.Stages[0].Workers[1]).Forwards}
 	}
 	of[waits] = [3]int{2, 0, 0}
 	v := plan.View{Step: 9, Works: halfway(&old, of)}

@@ -242,7 +242,7 @@ func BenchmarkLostWorker(b *testing.B) {
 	}
 }
 
-// TestEvenStages: like stages have like ranks, and limits are those of 1F1B.
+// TestEvenStages: like stages have like ranks, and limits are those of 1F1B and three more.
 func TestEvenStages(t *testing.T) {
 	prof := plan.Profile{Layers: plantest.Model(8)}
 	p := plannertest.First(t, plantest.Workers(8, 8), prof, 4, 16, 1)
@@ -250,7 +250,7 @@ func TestEvenStages(t *testing.T) {
 		for i, w := range p.Stages[s].Workers {
 			want := 4 - s
 			if s < 3 {
-				want++
+				want += 3
 			}
 			if l := p.Limit(s, w).Forwards; l != want {
 				t.Errorf("limit of worker %d in stage %d is %d", w, s, l)

@@ -53,21 +53,29 @@ func (c *candidate) counts(costs []simulate.StageCost) [][]int {
 }
 
 // ahead is how many more micro-batches than a busy pipeline needs a worker begins at least, so that a later stage
-// has work when the worker that feeds it is lost.
-const ahead = 1
+// has work when the worker that feeds it is lost, or gets less of a processor for a while.
+const ahead = 3
 
 // A lead is by how much the leads of stages are greater than needs; where it is none they are 0.
-type lead struct{ slowest, others int }
+type lead struct {
+	slowest, others int
+	first           bool // that of the first stage is its limit
+}
 
 // none is the lead of stages where backward passes always come first.
 const none = -1
 
-var noLead = lead{none, none}
+var noLead = lead{none, none, false}
+
+// evenLead is for stages that are alike. No worker waits for backward passes of the first stage, and what it has left of them at the end keeps it busy while
+// the last micro-batches are in the other stages: a step takes as long, but a worker seldom waits for a pass of another one, which
+// is what a recovery ends with.
+var evenLead = lead{none, none, true}
 
 // leads are tried in this order, with routes that go alongside. The slowest stages, which all wait for, gain by one: they get micro-batches under way
 // while others are busy, and have backward passes left for the end of the step, when the last
 // micro-batches go through the other stages.
-var leads = []lead{noLead, {2, none}, {1, none}, {3, none}, {2, 0}, {1, 0}, {3, 0}, {1, 1}, {2, 2}}
+var leads = []lead{noLead, {2, none, false}, {1, none, false}, {3, none, false}, {2, 0, false}, {1, 0, false}, {3, 0, false}, {1, 1, false}, {2, 2, false}}
 
 // of returns the lead of a stage that needs so many in flight.
 func (l lead) of(slowest bool, needs int) int {
@@ -116,7 +124,10 @@ func limits(costs []simulate.StageCost, c candidate, needs [][]int, extra int, l
 				n += max(extra, ahead)
 			}
 			limit := plan.Limit{Stage: s, Worker: w, Forwards: max(min(n, counts[s][rank]), len(costs)-s)}
-			if slow != nil && s < len(costs)-1 {
+			switch last := len(costs) - 1; {
+			case l.first && s == 0 && s < last:
+				limit.Lead = limit.Forwards
+			case slow != nil && s < last:
 				limit.Lead = min(l.of(slow[s], needs[s][rank]), limit.Forwards)
 			}
 			list = append(list, limit)

@@ -30,7 +30,7 @@ func dealRoutes(p *plan.Plan, prof *plan.Profile, micros int) {
 	costs := shared(prof, p.Stages)
 	runs := runsOnly(micros, costs)
 	if allAlike(costs) {
-		write(p, runs, costs, 0, noLead)
+		write(p, runs, costs, 0, evenLead)
 		return
 	}
 	// The largest blocks that are still small against what a worker has in all.
@@ -107,7 +107,7 @@ func search(p *plan.Plan, prof *plan.Profile, x *simulate.Passes, micros int, mo
 		costs := shared(prof, stages)
 		runs := runsOnly(micros, costs)
 		if allAlike(costs) && equal(costs[0].Speeds, func(v float64) float64 { return v }) {
-			try(runs, costs, leads[:1], 0)
+			try(runs, costs, []lead{evenLead}, 0)
 			break
 		}
 		x.Set(stages, micros)

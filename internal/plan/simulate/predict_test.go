@@ -41,7 +41,7 @@ func TestPredict(t *testing.T) {
 	if end != r.Step || len(r.Legs()) == 0 {
 		t.Errorf("the critical path ends at %v: %v", end, r.Legs())
 	}
-	want := []string{"   0 fff.bbfbb.bb.bb", "   1 .fbbfbbfbbfbb.."}
+	want := []string{"   0 ffffbb.bb.bb.bb", "   1 .fbbfbbfbbfbb.."}
 	if got := r.Chart(15); !slices.Equal(got, want) {
 		t.Errorf("%s", strings.Join(got, "\n"))
 	}
