@@ -47,9 +47,9 @@ func (b *surviveBench) newReturns() *returns {
 func (r *returns) turn(turn, n int, torch *peers.Peer) error {
 	b := r.b
 	for range n {
-		t := b.trial()
+		t := b.trial(returnSteps)
 		t.Flags = append(t.Flags, "--respawn")
-		t.Program = append(t.Program, "--steps", fmt.Sprint(returnSteps), "--eval-every", "0") // the last of a flag counts
+		t.Program = append(t.Program, "--eval-every", "0") // the last of a flag counts
 		if r.want.Dir == "" {
 			o, err := b.lab.Run(t)
 			if err != nil {

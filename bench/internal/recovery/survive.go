@@ -101,6 +101,11 @@ func Survive(args []string, rec *report.Recorder) error {
 	if err := b.undisturbed(); err != nil {
 		return err
 	}
+	waits, err := b.waits()
+	if err != nil {
+		return err
+	}
+	fmt.Printf("undisturbed, %d moments: until the last worker runs a pass or has none left, %s\n", len(waits), lab.Spread95(waits))
 	fmt.Printf("\n%d times %s, %d in a run of %d steps; ms\n", b.kills, b.signal, b.perRun, b.steps)
 	fmt.Println("  run    at ms worker step  detect  query   plan  agree   edit resume   total   stall  injector: end of process  of recovery  recomputed (of)  links  died at")
 	var theirs, restarted []float64
@@ -156,11 +161,15 @@ func Survive(args []string, rec *report.Recorder) error {
 		rec.Add(restart, rebuild, stalls)
 		rec.Add(back.rows()...)
 	}
+	disturbed := fmt.Sprintf("%s of one of %d workers, %d stages", b.signal, b.workers, b.stages)
 	for _, figure := range []struct {
-		name string
-		ms   []float64
-	}{{"total_ms", b.total}, {"stall_ms", b.stall}, {"until the injector saw the end of recovery", b.seen}} {
-		row := report.Row{Comparison: "survive", Case: fmt.Sprintf("%s of one of %d workers, %d stages", b.signal, b.workers, b.stages), Workers: b.workers, Threads: 1, Ours: figure.name, Unit: "ms"}
+		of, name string
+		ms       []float64
+	}{
+		{disturbed, "total_ms", b.total}, {disturbed, "stall_ms", b.stall}, {disturbed, "until the injector saw the end of recovery", b.seen},
+		{fmt.Sprintf("%d workers, %d stages, undisturbed", b.workers, b.stages), "until the last worker runs a pass or has none left", waits},
+	} {
+		row := report.Row{Comparison: "survive", Case: figure.of, Workers: b.workers, Threads: 1, Ours: figure.name, Unit: "ms"}
 		for _, x := range figure.ms {
 			row.Add(x, 0)
 		}
@@ -196,18 +205,18 @@ type surviveBench struct {
 	faults       []string
 }
 
-func (b *surviveBench) trial() lab.Trial {
+func (b *surviveBench) trial(steps int) lab.Trial {
 	return lab.Trial{
 		Flags: strings.Fields(fmt.Sprintf("--workers %d --stages %d --mirrors %d --threads 1", b.workers, b.stages, b.mirrors)),
 		Program: strings.Fields(fmt.Sprintf("%s --context %d --global-batch %d --micro-batch 1 --steps %d --eval-every %d",
-			b.model, b.context, b.batch, b.steps, max(1, b.steps/2))),
+			b.model, b.context, b.batch, steps, max(1, b.steps/2))),
 		Limit: 10 * time.Minute,
 	}
 }
 
 // undisturbed makes the run that all others are compared with.
 func (b *surviveBench) undisturbed() error {
-	o, err := b.lab.Run(b.trial())
+	o, err := b.lab.Run(b.trial(b.steps))
 	if err != nil {
 		return err
 	}
@@ -241,7 +250,7 @@ func (b *surviveBench) turn(upTo int) error {
 		for i, w := range b.r.Perm(b.workers)[:n] {
 			spec = append(spec, fmt.Sprintf("%s:%d@%d", b.fault, w, at[i]))
 		}
-		t := b.trial()
+		t := b.trial(b.steps)
 		t.Faults, t.Protected, t.Tell = strings.Join(spec, ","), true, b.tell
 		o, err := b.lab.Run(t)
 		if err != nil {

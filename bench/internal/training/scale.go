@@ -20,7 +20,7 @@ import (
 type layout struct{ runs, workers, threads, micro int }
 
 // Scale trains a GPT with one worker, several, and one of two threads, and with two ranks of DistributedDataParallel over Gloo, which two workers are compared with,
-// both at the micro-batch that is the fastest for them. Two runs of one worker at the same time say what the processors can do when
+// both at the micro-batch that is the fastest for them. Two and eight runs of one worker at the same time say what the processors can do when
 // nothing is exchanged. All take turns.
 func Scale(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("scale", flag.ExitOnError)
@@ -115,7 +115,7 @@ func Scale(args []string, rec *report.Recorder) error {
 		}
 	}
 
-	layouts := []layout{{1, 1, 1, 2}, {1, 2, 1, 2}, {1, 4, 1, 2}, {1, 8, 1, 2}, {1, 1, 2, 2}, {2, 1, 1, 2}}
+	layouts := []layout{{1, 1, 1, 2}, {1, 2, 1, 2}, {1, 4, 1, 2}, {1, 8, 1, 2}, {1, 1, 2, 2}, {2, 1, 1, 2}, {8, 1, 1, 2}}
 	if !slices.Contains(layouts, pair) {
 		layouts = append(layouts, pair)
 	}
@@ -141,7 +141,7 @@ func Scale(args []string, rec *report.Recorder) error {
 			fmt.Printf("  turn %d  DistributedDataParallel, 2 ranks  %8.0f\n", turn, r)
 		}
 	}
-	one, two, apart := took[layouts[0]], took[layouts[1]], took[layouts[5]]
+	one, two, apart, crowd := took[layouts[0]], took[layouts[1]], took[layouts[5]], took[layouts[6]]
 	twice := make([]float64, len(one))
 	for i, x := range one {
 		twice[i] = 2 * x
@@ -154,7 +154,7 @@ func Scale(args []string, rec *report.Recorder) error {
 	}{
 		{layouts[1], "twice 1 worker", twice, 0.97}, {layouts[5], "twice 1 worker", twice, 0}, {layouts[1], "2 runs of 1 worker at once", apart, 0},
 		{layouts[4], "2 workers, 1 thread", two, 0.95}, {layouts[2], "2 workers, 1 thread", two, 0},
-		{layouts[3], "2 workers, 1 thread", two, 0.95}, {pair, "DistributedDataParallel, 2 ranks", peer, 1.3},
+		{layouts[3], "2 workers, 1 thread", two, 0.95}, {layouts[6], "2 runs of 1 worker at once", apart, 0}, {layouts[3], "8 runs of 1 worker at once", crowd, 0}, {pair, "DistributedDataParallel, 2 ranks", peer, 1.3},
 	} {
 		row := report.Row{
 			Comparison: "scale", Case: fmt.Sprintf("GPT of %d layers, width %d, batch %d x 128", *layers, *width, *batch), Workers: c.workers, Threads: c.threads,
@@ -162,7 +162,7 @@ func Scale(args []string, rec *report.Recorder) error {
 		}
 		switch {
 		case c.runs > 1:
-			row.Ours = "2 runs of 1 worker at once"
+			row.Ours = fmt.Sprintf("%d runs of 1 worker at once", c.runs)
 		case c.layout == pair && c.goal == 1.3:
 			row.Ours, row.Theirs = "Soliton, its best micro-batch", c.theirs+", its best micro-batch"
 		}
