@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -42,6 +43,7 @@ type memory struct {
 
 	tasks      map[int]string    // that go on, by lane
 	repeatStop bool              // see core.StopRepeat
+	sayStop    bool              // see core.StopOperate
 	altered    map[id.Range]bool // blocks
 	shut       map[int]bool      // layers whose parameters are on their way
 	waiting    []func()          // passes that wait for parameters
@@ -225,6 +227,7 @@ func (w *worker) remember(d core.Duty) {
 	case core.StopRepeat:
 		w.repeatStop = true
 	case core.Say:
+		w.sayStop = false
 		w.in(w.c.delay(50*time.Microsecond), func() { w.record(d) })
 	case core.Prepare:
 		w.in(w.c.delay(300*time.Microsecond), func() { w.prepare(d) })
@@ -304,6 +307,10 @@ func (w *worker) remember(d core.Duty) {
 
 // record makes the record of a commit. Its norm counts every owned element once.
 func (w *worker) record(d core.Say) {
+	if w.sayStop && w.c.rnd.IntN(4) > 0 { // else it had ended by then
+		w.step(core.Failed{Err: context.Canceled, Task: true})
+		return
+	}
 	r := core.Record{LR: 0.5, Suspect: -1, Spoiled: -1, Stop: w.reason, Spot: slices.Concat(w.spot[:]...)}
 	if w.asked {
 		r.Saving |= core.SavingWanted

@@ -397,6 +397,7 @@ func (w *worker) perform(d core.Duty) {
 	case core.End:
 		w.ended(d.Result, d.Err)
 	case core.StopOperate:
+		w.sayStop = true
 	default:
 		w.remember(d)
 	}

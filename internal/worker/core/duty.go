@@ -159,7 +159,7 @@ type (
 		Point  id.Point
 		Repair int
 	}
-	// StopOperate cancels it.
+	// StopOperate cancels it, or a Say.
 	StopOperate struct{}
 	// Prepare makes stages, and shards as they are where the run begins; the parameters of the stages, too, but where First makes them.
 	Prepare struct {

@@ -81,6 +81,7 @@ func (w *Worker) advanceStep() {
 	if r.said == nil {
 		if w.idle() {
 			w.occupy(onJob)
+			w.operating = true
 			w.emit(Say{Step: st.number, Tainted: st.tainted, Nodes: w.plan.Nodes(len(w.plan.Stages)-1, w.me, st.number)})
 		}
 		return

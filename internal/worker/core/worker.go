@@ -97,7 +97,7 @@ type request struct {
 type computing struct {
 	lanes     []lane
 	beside    work // onFill or onFirst
-	operating bool // the job of the operation
+	operating bool // the job of the operation, which is what is said in a step
 	stopping  bool // it was cancelled
 }
 

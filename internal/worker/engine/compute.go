@@ -448,9 +448,18 @@ func (e *Engine) say(d core.Say) {
 	saves := r.Saving&(core.SavingWanted|core.SavingLast) != 0 || r.Stop != ""
 	spans, shards := e.spans(), e.inOrder()
 	scale := zero.NormScale(int64(e.c.GlobalBatch) * int64(e.c.Target.Len()))
+	ctx, stop := context.WithCancel(e.ctx)
+	e.jobStop = stop
 	e.start(0, taskEnded{name: trace.Check, of: spanOf(-1, 0)}, func(end *taskEnded) error {
-		checked := e.check(spans, d.Tainted, saves)
+		defer stop()
+		checked, err := e.check(ctx, spans, d.Tainted, saves)
+		if err != nil {
+			return err
+		}
 		for _, sh := range slices.Backward(shards) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			if !sh.owner {
 				continue
 			}
@@ -482,9 +491,13 @@ func (e *Engine) operate(d core.Operate) {
 		if err == nil && e.guard != nil {
 			err = e.settle(ctx)
 		}
+		var checked []byte
+		if err == nil {
+			checked, err = e.check(ctx, spans, false, true)
+		}
 		switch {
 		case err == nil:
-			end.event = core.Answered{Said: append(e.check(spans, false, true), words...)}
+			end.event = core.Answered{Said: append(checked, words...)}
 		case passing(err):
 			end.event, err = core.Answered{Broken: true}, nil
 		}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"encoding/binary"
 	"hash/crc32"
 	"slices"
@@ -215,13 +216,13 @@ const checkGrain = 16
 
 // check reads blocks again, in the computing goroutine, and returns what this worker says of them in an exchange: whether it has computed with a tensor that
 // is wrong, blocks that were altered, and for each shard of which it has anything a digest of the digests of the parameters, and of all where it
-// owns or mirrors the shard.
+// owns or mirrors the shard. Its error is that of ctx, which ends it between two blocks.
 //
 // Moments are read where all is set, and those of an owner with peers, which are sent what its update makes of them. Others are compared as they are used: by the
 // update, which marks what it makes of one that was altered, and before they are copied.
-func (e *Engine) check(spans []span, tainted, all bool) []byte {
+func (e *Engine) check(ctx context.Context, spans []span, tainted, all bool) ([]byte, error) {
 	if e.guard == nil {
-		return nil
+		return nil, nil
 	}
 	e.guard.mu.Lock()
 	defer e.guard.mu.Unlock()
@@ -230,7 +231,7 @@ func (e *Engine) check(spans []span, tainted, all bool) []byte {
 	for i := range spans {
 		s := &spans[i]
 		e.c.Pool.For(len(s.blocks), checkGrain, func(lo, hi int) {
-			for b := lo; b < hi; b++ {
+			for b := lo; b < hi && ctx.Err() == nil; b++ {
 				for j, x := range s.arrays {
 					if j > 0 && !all && !s.sends {
 						break
@@ -246,6 +247,9 @@ func (e *Engine) check(spans []span, tainted, all bool) []byte {
 			}
 		})
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	shards := make([]core.Attested, len(spans))
 	for i, s := range spans {
 		if shards[i].Held = s.state; s.marked() {
@@ -256,7 +260,7 @@ func (e *Engine) check(spans []span, tainted, all bool) []byte {
 			shards[i].State = digestOf(s.sums)
 		}
 	}
-	return core.AppendCheck(tainted, found, shards)
+	return core.AppendCheck(tainted, found, shards), nil
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
