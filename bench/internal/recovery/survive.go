@@ -105,7 +105,9 @@ func Survive(args []string, rec *report.Recorder) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("undisturbed, %d moments: until the last worker runs a pass or has none left, %s\n", len(waits), lab.Spread95(waits))
+	if len(waits) > 0 { // with more workers than micro-batches, some run none
+		fmt.Printf("undisturbed, %d moments: until the last worker runs a pass or has none left, %s\n", len(waits), lab.Spread95(waits))
+	}
 	fmt.Printf("\n%d times %s, %d in a run of %d steps; ms\n", b.kills, b.signal, b.perRun, b.steps)
 	fmt.Println("  run    at ms worker step  detect  query   plan  agree   edit resume   total   stall  injector: end of process  of recovery  recomputed (of)  links  died at")
 	var theirs, restarted []float64
