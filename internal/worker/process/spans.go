@@ -17,6 +17,7 @@ type spans struct {
 	every int
 
 	mu          sync.Mutex
+	anchor      time.Time // see wall
 	list        []control.Span
 	dropped     int
 	compute     time.Duration
@@ -31,8 +32,12 @@ func newSpans(w *Worker, every int) *spans {
 	if every <= 0 {
 		return nil
 	}
-	return &spans{w: w, every: every, orders: make(map[id.Ballot]string)}
+	return &spans{w: w, every: every, anchor: time.Now(), orders: make(map[id.Ballot]string)}
 }
+
+// wall returns the wall clock's nanoseconds of a time, by those of one instant: a thread may be held up for milliseconds between the readings of its
+// two clocks that make a time, and by a wall clock read for each, a span would seem to end before what lies within. s.mu is held.
+func (s *spans) wall(t time.Time) int64 { return s.anchor.Add(t.Sub(s.anchor)).UnixNano() }
 
 // add records what the engine has done.
 func (s *spans) add(x engine.Span) {
@@ -51,7 +56,7 @@ func (s *spans) add(x engine.Span) {
 		s.told += x.Bytes
 	}
 	s.put(control.Span{
-		Name: x.Name, Start: x.Start.UnixNano(), Took: int64(took), Stage: x.Stage, Micro: x.Micro, Layer: x.Layer, Peer: int(x.Peer),
+		Name: x.Name, Start: s.wall(x.Start), Took: int64(took), Stage: x.Stage, Micro: x.Micro, Layer: x.Layer, Peer: int(x.Peer),
 		Back: x.Back, Bytes: x.Bytes, Lane: x.Lane,
 	})
 }
@@ -65,8 +70,9 @@ func (s *spans) put(x control.Span) {
 	s.list = append(s.list, x)
 }
 
-func spanAt(name string, began time.Time, took time.Duration) control.Span {
-	return control.Span{Name: name, Start: began.UnixNano(), Took: int64(took), Stage: -1, Micro: -1, Layer: -1, Peer: -1}
+// spanAt is a span about nothing but its time; s.mu is held.
+func (s *spans) spanAt(name string, began time.Time, took time.Duration) control.Span {
+	return control.Span{Name: name, Start: s.wall(began), Took: int64(took), Stage: -1, Micro: -1, Layer: -1, Peer: -1}
 }
 
 // now returns the time, or zero where no spans are recorded.
@@ -82,7 +88,7 @@ func (s *spans) evaluated(began time.Time) {
 	if s != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.list = append(s.list, spanAt(trace.Evaluate, began, time.Since(began)))
+		s.list = append(s.list, s.spanAt(trace.Evaluate, began, time.Since(began)))
 	}
 }
 
@@ -109,12 +115,15 @@ func (s *spans) tell(step int, plan uint64, began time.Time, took time.Duration)
 	wanted := step == s.interrupted || step%s.every == 0 || step == 1
 	m := control.Spans{Step: step, Plan: plan, Dropped: s.dropped}
 	if wanted {
-		m.Spans = append(s.list, spanAt(trace.Step, began, took))
+		m.Spans = append(s.list, s.spanAt(trace.Step, began, took))
 		s.list = nil
 	} else {
 		s.list = s.list[:0]
 	}
 	s.dropped = 0
+	if now := time.Now(); time.Duration(now.UnixNano()-s.wall(now)).Abs() > time.Second { // the clock was set, or the machine slept
+		s.anchor = now
+	}
 	s.mu.Unlock()
 	if !wanted {
 		return nil
@@ -132,7 +141,9 @@ func (s *spans) answered(context string, came time.Time) {
 	if s == nil || context == "" {
 		return
 	}
-	s.w.late.put(control.Spans{Trace: context, Spans: []control.Span{spanAt(trace.Answer, came, time.Since(came))}})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.w.late.put(control.Spans{Trace: context, Spans: []control.Span{s.spanAt(trace.Answer, came, time.Since(came))}})
 }
 
 // ordered records the trace context of an order.
@@ -157,17 +168,17 @@ func (s *spans) applied(a control.Applied, resumed time.Time) {
 		return
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	context := s.orders[a.Ballot]
 	if (a.Ballot == id.Ballot{}) {
 		context, s.plan = s.plan, ""
 	}
-	s.mu.Unlock()
 	if context == "" {
 		return
 	}
 	edited := resumed.Add(-a.Resume)
 	s.w.late.put(control.Spans{Trace: context, Spans: []control.Span{
-		spanAt("edit", edited.Add(-a.Edit), a.Edit), spanAt("resume", edited, a.Resume),
+		s.spanAt("edit", edited.Add(-a.Edit), a.Edit), s.spanAt("resume", edited, a.Resume),
 	}})
 }
 

@@ -88,6 +88,7 @@ type attempt struct {
 	died, known time.Time
 	planned     time.Time     // all had answered, and there was a plan; zero: never
 	agreed      time.Time     // upon it
+	plan        id.Version    // that was agreed; zero: none was
 	dead        *Victim       // nil if no worker died
 	step        trace.Context // that was interrupted
 	before      id.Version
@@ -187,6 +188,9 @@ func (t *Tracer) Effect(m Moment, cause controller.Event, dead *Victim, e contro
 		}
 		t.fills[fillID{e.Worker, e.Fill.ID}] = c
 	case controller.Adopt:
+		if a := t.attempt(e.Order.Ballot); a != nil {
+			a.plan = e.Order.Plan.Version
+		}
 		o.Spans = t.adopted(now, e)
 	case controller.Recovered:
 		return t.recovered(m, trace.Recovery, e.Recovery, "")
@@ -321,6 +325,9 @@ func (t *Tracer) recovered(m Moment, name string, r controller.Recovery, failure
 			next := &attempts[i+1]
 			root.End, root.Error = next.known, ""
 			root.Attrs = append(root.Attrs, trace.Attr{Key: trace.KeySuperseded, Value: true})
+			if a.plan != (id.Version{}) {
+				root.Attrs = append(root.Attrs, trace.Attr{Key: trace.KeyPlan, Value: a.plan.String()})
+			}
 			root.Links = append(root.Links, trace.Link{Context: next.Context, Why: "superseded by"})
 			phases = a.superseded(next.known)
 		case failure != "":
