@@ -23,7 +23,11 @@ func TestComputeThread(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	was := niceOf(t)
-	for _, before := range []int{0, 3, 12} {
+	for i, before := range []int{0, 3, 12, 0} {
+		compute, more := ComputeThread, nice
+		if i == 3 {
+			compute, more = SpareThread, nice+spareNice
+		}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -31,8 +35,8 @@ func TestComputeThread(t *testing.T) {
 			if err := unix.Setpriority(unix.PRIO_PROCESS, 0, min(was+before, 19)); err != nil {
 				t.Error(err)
 			}
-			ComputeThread()
-			if got, want := niceOf(t), min(was+before+nice, 19); got != want {
+			compute()
+			if got, want := niceOf(t), min(was+before+more, 19); got != want {
 				t.Errorf("a computing thread of a process of niceness %d has %d, not %d", was+before, got, want)
 			}
 			started := make(chan int)

@@ -43,6 +43,13 @@
 // micro-batch whose input is there has been admitted, so all that is in
 // flight in stage s ends too.
 //
+// # Shared processors
+//
+// Workers on the same processors have equal parts of them, whatever others wait for. So a queue says which passes may give way
+// ([Queue.Spare]). These may not: a forward pass that feeds a worker of the next stage with little else to do, and a pass of a later stage
+// where input for another one waits already, or all have begun, since workers of the stage before wait for its gradients. Micro-batches in flight
+// then wait as gradients for the stage before and as input for the next one, not all for one of both.
+//
 // # Concurrency
 //
 // Everything here is plain data and pure functions. A [Queue] belongs to one

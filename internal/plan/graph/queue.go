@@ -299,6 +299,27 @@ func (q *Queue) Ready() (n int) {
 	return n + len(q.again)
 }
 
+// Spare reports whether a pass that begins may give way to those of other workers on the same processors. Not so a forward pass beside which at
+// most one pair of its stage waits for its gradient, nor a pass of a later stage where input for another one has come, or all have begun.
+func (q *Queue) Spare(t Task) bool {
+	last := len(q.limits) - 1
+	if last == 0 {
+		return false
+	}
+	behind, dry := 0, len(q.forward[t.Stage])+len(q.again) == 0
+	begun := true
+	for p, e := range q.pairs {
+		if p.Stage == t.Stage && p != t.Pair {
+			if e.phase == Forwarded && !e.gradient {
+				behind++
+			}
+			begun = begun && e.phase >= Forwarded
+		}
+	}
+	feeds := t.Kind == Forward && t.Stage < last && behind <= 1
+	return !feeds && (t.Stage == 0 || dry && !begun)
+}
+
 // Status returns what is known of a pair.
 func (q *Queue) Status(p Pair) Status {
 	e := q.pairs[p]

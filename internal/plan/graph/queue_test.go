@@ -179,6 +179,47 @@ func TestPriorities(t *testing.T) {
 		Task{Kind: Reduce}, Task{Kind: Update}, Task{Kind: Update, Layer: 1, Shard: 1}, Task{Kind: Gather}, Task{Kind: Gather, Layer: 1})
 }
 
+func TestSpare(t *testing.T) {
+	of := func(stages int, pairs ...Pair) *Queue {
+		q := NewQueue(stages, 1)
+		for s := range stages {
+			q.SetLimit(s, 8, 8)
+		}
+		for _, p := range pairs {
+			q.Assign(p)
+		}
+		return q
+	}
+	next := func(q *Queue, want Task, spare bool) {
+		t.Helper()
+		if got, ok := q.Next(); !ok || got != want || q.Spare(got) != spare {
+			t.Errorf("begins %v, %v, spare %v, want %v, %v", got, ok, q.Spare(got), want, spare)
+		}
+	}
+	first := of(2, Pair{0, 0}, Pair{0, 1}, Pair{0, 2})
+	for m := range 3 {
+		first.Arrive(f(0, m))
+		next(first, f(0, m), m == 2) // the next stage has two already
+		first.Done(f(0, m))
+	}
+	first.Arrive(b(0, 0))
+	next(first, b(0, 0), true)
+
+	last := of(2, Pair{1, 0}, Pair{1, 1})
+	last.Arrive(f(1, 0))
+	next(last, f(1, 0), true) // nothing to go on with comes before what others make
+	last.Done(f(1, 0))
+	last.Arrive(b(1, 0))
+	last.Arrive(f(1, 1))
+	last.SetLimit(1, 1, 0)
+	next(last, b(1, 0), false)
+	last.Done(b(1, 0))
+	next(last, f(1, 1), false) // the last one
+	alone := of(1, Pair{0, 0})
+	alone.Arrive(f(0, 0))
+	next(alone, f(0, 0), false)
+}
+
 func TestMisuse(t *testing.T) {
 	for what, f := range map[string]func(q *Queue){
 		"done before begun": func(q *Queue) { q.Assign(Pair{0, 0}); q.Done(f(0, 0)) },

@@ -127,7 +127,7 @@ type GroupEdit struct {
 // Tasks of the computing goroutines: there is one at a time, but for those that name a lane, which run side by side, one in each, and Replay,
 // CatchUp, CopyBases and First, one of which runs at a time, beside passes.
 type (
-	// Run runs a pass. Learn asks for the shapes within the stage. Last says that no other
+	// Run runs a pass. Spare says that it may give way to others on the machine; see [graph.Queue.Spare]. Learn asks for the shapes within the stage. Last says that no other
 	// backward pass of the stage is to begin here: the pass hands over all gradients, and passes before it may keep theirs. Soon says that
 	// no more of them are left than there are lanes, so each layer that is done is told at once. Digests is how many
 	// the passes of the pair make of a spot check, for the record of the commit; 0 if there is none.
@@ -135,6 +135,7 @@ type (
 		Lane          int
 		Task          graph.Task
 		Step, Digests int
+		Spare         bool
 		Learn         bool
 		Last, Soon    bool
 	}

@@ -104,6 +104,7 @@ func (w *Worker) beginPass() bool {
 	w.lanes[at] = lane{onPass, t}
 	d := Run{
 		Lane: at, Task: t, Step: st.number,
+		Spare: st.queue.Spare(t),
 		Learn: t.Kind == graph.Forward && !w.knowsWithin(t.Stage),
 	}
 	if t.Kind == graph.Backward {

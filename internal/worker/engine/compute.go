@@ -25,24 +25,30 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/order"
 )
 
-// lane is a goroutine that computes, one task after the other.
+// lane computes one task after the other, in a goroutine, or those that may give way in another one.
 type lane struct {
 	tasks  chan func()
+	spare  chan func() // nil where no thread yields
 	meter  *meter.Thread
 	waited time.Duration // in the task of the moment; of the lane's goroutine
 }
 
-// runCompute is the goroutine of a lane. It keeps its OS thread: on a busy machine, the other goroutines wait less for one of
+// runCompute is a goroutine of a lane. It keeps its OS thread: on a busy machine, the other goroutines wait less for one of
 // theirs then (bench control). And where they are to give way, that thread does.
-func (e *Engine) runCompute(l *lane) {
-	if e.c.Yield {
+func (e *Engine) runCompute(l *lane, tasks chan func()) {
+	switch {
+	case tasks == l.spare:
+		platform.SpareThread()
+	case e.c.Yield:
 		platform.ComputeThread()
-	} else {
+	default:
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 	}
-	defer l.meter.Attach()()
-	for f := range l.tasks {
+	here, detach := l.meter.Attach()
+	defer detach()
+	for f := range tasks {
+		here()
 		f()
 	}
 }
@@ -62,6 +68,20 @@ type taskEnded struct {
 
 // start has a lane run f, whose end the loop is told. A panic in f is an error of the task.
 func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
+	e.startIn(lane, e.lanes[lane].tasks, end, f)
+}
+
+// startPass is start for a pass, which may give way.
+func (e *Engine) startPass(d *core.Run, end taskEnded, f func(end *taskEnded) error) {
+	l := e.lanes[d.Lane]
+	if d.Spare && l.spare != nil {
+		e.startIn(d.Lane, l.spare, end, f)
+	} else {
+		e.startIn(d.Lane, l.tasks, end, f)
+	}
+}
+
+func (e *Engine) startIn(lane int, tasks chan func(), end taskEnded, f func(end *taskEnded) error) {
 	end.lane = lane
 	task := func() {
 		e.active.Add(1)
@@ -76,7 +96,7 @@ func (e *Engine) start(lane int, end taskEnded, f func(end *taskEnded) error) {
 		})
 	}
 	select {
-	case e.lanes[lane].tasks <- task:
+	case tasks <- task:
 	default:
 		panic(fmt.Sprintf("engine: two tasks in lane %d", lane)) // the core has one at a time in each
 	}
@@ -185,7 +205,7 @@ func (e *Engine) forward(d core.Run) {
 	}
 	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
 	done := core.PassDone{Task: d.Task}
-	e.start(d.Lane, taskEnded{name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1}}, func(end *taskEnded) error {
+	e.startPass(&d, taskEnded{name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1}}, func(end *taskEnded) error {
 		clock.Begin(e.beside())
 		defer func() { clock.End(meter.Forward, lo, hi, e.beside()) }()
 		out, loss, err := w.forward(e)
@@ -230,7 +250,7 @@ func (e *Engine) backward(d core.Run) {
 	if d.Soon {
 		tell = e.mail.put
 	}
-	e.start(d.Lane, taskEnded{
+	e.startPass(&d, taskEnded{
 		event: core.PassDone{Task: d.Task}, name: trace.Backward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1},
 	}, func(end *taskEnded) error {
 		clock.Begin(e.beside())

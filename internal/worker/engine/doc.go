@@ -40,7 +40,7 @@
 //
 // One goroutine, the loop, owns the core and all state of an [Engine]. The lanes compute, each in a goroutine: passes of different
 // micro-batches side by side, and all else (updates, evaluations) in the first lane, with the threads of the pool, while the others are
-// idle. What they compute does not depend on the number of lanes and threads, and travels to the loop in the message that ends the task.
+// idle. Where threads yield, a lane has a second one, for passes that may give way to those of other workers. What they compute does not depend on the number of lanes and threads, and travels to the loop in the message that ends the task.
 // Beside passes, one at a time and each in a goroutine of its own, run copies and replays of transfers, and the first values of a layer. What plans
 // wait for, which first values are not, has a thread of standard priority, and so have the digests of a base that has come. Gradients are added by the lanes, one at a time for each layer, over the tree, whose sums do not depend on the order. Each
 // operation of a group has a goroutine of its own, which ends before another plan is applied. All tell the loop what has come through a

@@ -106,8 +106,11 @@ func New(c Config) (*Engine, error) {
 	}
 	for range max(c.Passes, 1) {
 		l := &lane{tasks: make(chan func(), 1), meter: c.Meter.Thread()}
-		e.lanes = append(e.lanes, l)
-		e.tasks.Go(func() { e.runCompute(l) })
+		if e.lanes = append(e.lanes, l); c.Yield {
+			l.spare = make(chan func(), 1)
+			e.tasks.Go(func() { e.runCompute(l, l.spare) })
+		}
+		e.tasks.Go(func() { e.runCompute(l, l.tasks) })
 	}
 	go e.loop()
 	e.Wake()
@@ -162,6 +165,9 @@ func (e *Engine) loop() {
 		e.opsCancel()
 		for _, l := range e.lanes {
 			close(l.tasks)
+			if l.spare != nil {
+				close(l.spare)
+			}
 		}
 		e.tasks.Wait()
 		e.ahead.close()

@@ -170,7 +170,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 				in.F[0], target.F[0] = float32(i%7)-3, float32(i%5)
 				return nil
 			},
-			Pool: pool, Passes: 1 + i%3,
+			Pool: pool, Passes: 1 + i%3, Yield: i%2 == 0,
 			Stop: func() string { return "" },
 			Tell: func(m control.Message) {
 				switch m := m.(type) {

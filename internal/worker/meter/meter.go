@@ -106,12 +106,10 @@ func (m *Meter) Thread() *Thread {
 	return &Thread{to: m, delay: func() time.Duration { return 0 }}
 }
 
-// Attach makes the calling goroutine, which keeps its thread, the computing one
-// until detach is called.
-func (m *Thread) Attach() (detach func()) {
-	var stop func()
-	m.delay, stop = platform.ThreadDelay()
-	return stop
+// Attach lets the calling goroutine, which keeps its thread, be the computing one, from when it calls here until another one does, or it detaches.
+func (m *Thread) Attach() (here, detach func()) {
+	delay, detach := platform.ThreadDelay()
+	return func() { m.delay = delay }, detach
 }
 
 // Begin begins a pass beside which others run: so many with this one. Each takes a share of the worker, so that its time counts for as
