@@ -62,12 +62,23 @@ type lead struct {
 	first           bool // that of the first stage is its limit
 }
 
+// compareFirst puts leads in which the first stage's is its limit before others.
+func (l lead) compareFirst(o lead) int {
+	switch {
+	case l.first == o.first:
+		return 0
+	case l.first:
+		return -1
+	}
+	return 1
+}
+
 // none is the lead of stages where backward passes always come first.
 const none = -1
 
 var noLead = lead{none, none, false}
 
-// evenLead is for stages that are alike. No worker waits for backward passes of the first stage, and what it has left of them at the end keeps it busy while
+// evenLead is for stages that are alike, or nearly. No worker waits for backward passes of the first stage, and what it has left of them at the end keeps it busy while
 // the last micro-batches are in the other stages: a step takes as long, but a worker seldom waits for a pass of another one, which
 // is what a recovery ends with.
 var evenLead = lead{none, none, true}

@@ -111,7 +111,7 @@ func search(p *plan.Plan, prof *plan.Profile, x *simulate.Passes, micros int, mo
 			break
 		}
 		x.Set(stages, micros)
-		try(runs, costs, leads[:1], extras...)
+		try(runs, costs, []lead{evenLead, noLead}, extras...)
 		if i > 0 && !tiny {
 			continue
 		}
@@ -141,7 +141,7 @@ func search(p *plan.Plan, prof *plan.Profile, x *simulate.Passes, micros int, mo
 		return 0, false
 	}
 	best := slices.MinFunc(trials, func(a, b trial) int {
-		return cmp.Or(cmp.Compare(a.nodes, b.nodes), cmp.Compare(a.extra, b.extra), cmp.Compare(a.lead.slowest, b.lead.slowest), cmp.Compare(a.time, b.time))
+		return cmp.Or(cmp.Compare(a.nodes, b.nodes), cmp.Compare(a.extra, b.extra), cmp.Compare(a.lead.slowest, b.lead.slowest), a.lead.compareFirst(b.lead), cmp.Compare(a.time, b.time))
 	})
 	write(p, best.candidate, best.costs, best.extra, best.lead)
 	slices.SortFunc(p.Limits, func(a, b plan.Limit) int {
