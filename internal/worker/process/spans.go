@@ -32,7 +32,18 @@ func newSpans(w *Worker, every int) *spans {
 	if every <= 0 {
 		return nil
 	}
-	return &spans{w: w, every: every, anchor: time.Now(), orders: make(map[id.Ballot]string)}
+	return &spans{w: w, every: every, anchor: instant(), orders: make(map[id.Ballot]string)}
+}
+
+// instant returns the time with the least delay between its two clocks, of a few readings: the wall clock is read first.
+func instant() time.Time {
+	best := time.Now()
+	for range 8 {
+		if t := time.Now(); t.Round(0).Sub(best.Round(0)) > t.Sub(best) {
+			best = t
+		}
+	}
+	return best
 }
 
 // wall returns the wall clock's nanoseconds of a time, by those of one instant: a thread may be held up for milliseconds between the readings of its
@@ -122,7 +133,7 @@ func (s *spans) tell(step int, plan uint64, began time.Time, took time.Duration)
 	}
 	s.dropped = 0
 	if now := time.Now(); time.Duration(now.UnixNano()-s.wall(now)).Abs() > time.Second { // the clock was set, or the machine slept
-		s.anchor = now
+		s.anchor = instant()
 	}
 	s.mu.Unlock()
 	if !wanted {
