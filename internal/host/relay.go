@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -70,6 +71,7 @@ type relay struct {
 	asks       asks                // of the leader
 	stops      []session.StopAsked // that no leader has heard
 	watches    bool                // timelines are wanted here
+	program    program             // of workers
 	working    sync.WaitGroup
 }
 
@@ -352,10 +354,36 @@ func (r *relay) said(l *local, m control.Message) *local {
 	}
 	// Reading the program may take a while, in which the worker's beats have to go on.
 	r.working.Go(func() {
-		ready.Job.ProgramSHA256, _ = rundir.FileSHA256(path) // only a record
+		ready.Job.ProgramSHA256 = r.program.sum(path)
 		r.pass(l, ready)
 	})
 	return l
+}
+
+// program is the one that a worker was started from last. Many have the same.
+type program struct {
+	mu   sync.Mutex
+	file os.FileInfo // nil: none yet
+	hash string
+}
+
+// sum returns the SHA-256 of a program, "" if it cannot be read: it is only a record. A file that was read before, and has its size and its time still, is not read again.
+func (p *program) sum(path string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	file, err := os.Stat(path)
+	if err != nil {
+		return ""
+	}
+	if was := p.file; was != nil && os.SameFile(was, file) && was.Size() == file.Size() && was.ModTime().Equal(file.ModTime()) {
+		return p.hash
+	}
+	hash, err := rundir.FileSHA256(path)
+	if err != nil {
+		return ""
+	}
+	p.file, p.hash = file, hash
+	return hash
 }
 
 // pass keeps what a new leader has to know of a message, and tells the leader of the moment.

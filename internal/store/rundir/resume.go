@@ -113,7 +113,7 @@ func (d *Dir) rewriteJob(job Job, data []DataFile) error {
 		job.Started = was.Started
 	}
 	if files, err := d.ReadData(); err != nil || !slices.Equal(files, data) {
-		if err := d.writeJSON("data.json", data); err != nil {
+		if err := d.writeData(data); err != nil {
 			return err
 		}
 	}

@@ -378,7 +378,7 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 		}
 		d.inherited = nil
 	}
-	if err := d.writeJSON("data.json", data); err != nil {
+	if err := d.writeData(data); err != nil {
 		return err
 	}
 	d.own = append(d.own, "data.json")
@@ -491,6 +491,27 @@ func (d *Dir) writeJSON(name string, v any) error {
 		return err
 	}
 	return WriteFile(d.File(name), text)
+}
+
+// writeData writes data.json, a line for each file. Training waits for it, and there may be ten thousand.
+func (d *Dir) writeData(files []DataFile) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	between := "[\n"
+	for i := range files {
+		b.WriteString(between)
+		if err := enc.Encode(&files[i]); err != nil {
+			return fmt.Errorf("data.json: %w", err)
+		}
+		b.Truncate(b.Len() - 1) // the end of the line
+		between = ",\n"
+	}
+	if len(files) == 0 {
+		b.WriteString("[")
+	}
+	b.WriteString("\n]\n")
+	return WriteFile(d.File("data.json"), b.Bytes())
 }
 
 func encodeJSON(name string, v any) ([]byte, error) {

@@ -113,6 +113,34 @@ func (g *guard) measure(r id.Range, params []float32, moments ...[]float32) (all
 	return all
 }
 
+// takeZeros takes the digests of a range's moments where these are zeros that were made just now. It does not read them: the first use of new memory
+// costs a fault for each page.
+func (g *guard) takeZeros(r id.Range) {
+	if g == nil {
+		return
+	}
+	first, end := g.blocksOf(r)
+	blocks := g.blocks[r.Layer][first:end]
+	longest := 0
+	for _, b := range blocks {
+		longest = max(longest, b.Hi-b.Lo)
+	}
+	zeros := make([]float32, longest)
+	digests := make([]zero.Digest, len(blocks))
+	for i, b := range blocks {
+		if i > 0 && b.Hi-b.Lo == blocks[i-1].Hi-blocks[i-1].Lo {
+			digests[i] = digests[i-1]
+			continue
+		}
+		digests[i] = zero.DigestOf(zeros[:b.Hi-b.Lo])
+	}
+	all := make([][]zero.Digest, len(g.sums[r.Layer]))
+	for j := 1; j < len(all); j++ {
+		all[j] = digests
+	}
+	g.put(r, all)
+}
+
 // put sets digests of a range.
 func (g *guard) put(r id.Range, all [][]zero.Digest) {
 	if g == nil {

@@ -23,6 +23,7 @@ type shard struct {
 	within  []float32 // the array that it is part of
 	own     []float32 // memory for it
 	watched bool      // its digests were taken
+	zeros   bool      // its moments are as they were made
 	late    *incoming // what it is made of, until its last update is replayed
 }
 
@@ -131,7 +132,12 @@ func (e *Engine) watch(initial bool) {
 			if initial && !e.gates[sh.Layer].isOpen() {
 				params = nil
 			}
-			e.guard.take(sh.Range, params, sh.state.Moments...)
+			if !sh.zeros {
+				e.guard.take(sh.Range, params, sh.state.Moments...)
+				continue
+			}
+			e.guard.take(sh.Range, params)
+			e.guard.takeZeros(sh.Range)
 		}
 	}
 }
@@ -142,7 +148,7 @@ func (e *Engine) derive(r id.Range, moments [][]float32) (*shard, error) {
 	if err != nil {
 		return nil, err
 	}
-	sh := &shard{Range: r, state: state, params: e.c.Layers[r.Layer].Params[r.Lo:r.Hi]}
+	sh := &shard{Range: r, state: state, params: e.c.Layers[r.Layer].Params[r.Lo:r.Hi], zeros: true}
 	if e.gates[r.Layer].isOpen() && !e.guard.fitArray(r, 0, sh.params) {
 		sh.params = pages.Make(r.Hi - r.Lo)
 		err = e.begin(r, sh.params, nil)
