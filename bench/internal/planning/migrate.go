@@ -60,7 +60,9 @@ func Migrate(args []string, rec *report.Recorder) error {
 	fmt.Printf("%s, kernel path %v, %d cores; passes are emulated\n", runtime.Version(), kernel.Active(), runtime.NumCPU())
 	fmt.Printf("2 stages of %d workers, %d layers of %d parameters, %d micro-batches; a layer with its optimizer state: %.1f MB; between stages %.0f MB/s a link\n",
 		m.ranks, m.layers, m.params, m.micros, state, m.rate)
-	// Collections of garbage would stop engines that are processes of their own in truth.
+	// Workers are processes of their own in truth, with two of Go's processors more than threads. Without them, what is sent waits for what is computed.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2 * m.ranks * (1 + 2)))
+	// Collections of garbage would stop all of them.
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 
 	ways := []way{{name: "background"}, {name: "stop and copy", holds: true}, {name: "contiguous", contiguous: true}}
@@ -275,7 +277,7 @@ func (c *crew) start() error {
 				in.F[0], target.F[0] = float32(i%7)-3, float32(i%5)
 				return nil
 			},
-			Stop: func() string { return "" },
+			Stop: func() string { return "" }, Yield: true,
 			Tell: func(m control.Message) {
 				switch m := m.(type) {
 				case control.Level:

@@ -230,6 +230,7 @@ func parseRecord(b []byte, micros, metrics, digests int) (Record, error) {
 
 // sayCommit takes what this worker says in the commit.
 func (w *Worker) sayCommit(ev Said) {
+	w.watchFills()
 	ev.Record.Newest = w.newest()
 	if want := w.step.digestsOf(w.me); want == 0 {
 		ev.Record.Spot = nil // of a run that a plan within the step has overtaken

@@ -304,3 +304,52 @@ func TestFillBeforeThePlan(t *testing.T) {
 		t.Error("it outlives a recovery")
 	}
 }
+
+// State that comes nearer to the step with each commit is waited for. Over a link that is slower than training it does not: then this worker says that
+// it has come, and a plan goes live that gives it the state.
+func TestStateThatComesNoNearer(t *testing.T) {
+	w := lone(t)
+	w.plan.Workers, w.passed, w.state = []plan.Worker{{ID: 0}}, id.Point{Step: 9}, Working
+	r := RangeOf(w.plan.Shards[0])
+	next := *w.plan
+	next.Version.N++
+	w.pending = []control.Order{{Plan: next}}
+	var in *incoming
+	fill := func(n int) {
+		w.fill(control.Fill{ID: id.Fill{Term: 1, N: n}, Peers: []control.Peer{{Worker: plan.Worker{ID: 1}}}, Transfers: []plan.Transfer{{Range: r, From: 1, To: 0}}})
+		in, w.out = w.incoming[0], nil
+	}
+	// commits returns what this worker says after some, between which so many updates are replayed.
+	commits := func(n, replayed int) (level bool, live id.Version) {
+		for range n {
+			w.watchFills()
+			live = w.newest()
+			w.passed.Step++
+			in.step += replayed
+		}
+		for _, d := range w.out {
+			_, is := d.(control.Level)
+			level = level || is
+		}
+		return level, live
+	}
+	fill(1)
+	if level, live := commits(3*maxStalled, 0); level || live != w.plan.Version {
+		t.Errorf("before the base has come: level %v, plan %v", level, live)
+	}
+	in.based, in.step = true, w.passed.Step-12
+	if level, live := commits(9, 2); level || live != w.plan.Version {
+		t.Errorf("nearer with each commit: level %v, plan %v", level, live)
+	}
+	if level, live := commits(4, 2); !level || live != next.Version {
+		t.Errorf("once it is there: level %v, plan %v", level, live)
+	}
+	fill(2)
+	in.based, in.step = true, w.passed.Step-12
+	if level, live := commits(maxStalled, 1); level || live != w.plan.Version {
+		t.Errorf("no nearer for %d commits: level %v, plan %v", maxStalled-1, level, live)
+	}
+	if level, live := commits(1, 1); !level || live != next.Version {
+		t.Errorf("no nearer for %d commits: level %v, plan %v", maxStalled, level, live)
+	}
+}

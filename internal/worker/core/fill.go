@@ -38,6 +38,9 @@ type fills struct {
 	replaying *incoming
 	updates   []CatchUp // to be made of shards that are late
 	levelSaid bool
+
+	least   int // updates that the incoming state lacked, at the commit at which they were the fewest
+	stalled int // commits since then
 }
 
 // outgoing is a range on its way to a new holder.
@@ -70,6 +73,7 @@ func (w *Worker) fill(f control.Fill) {
 		return
 	}
 	w.fillID, w.levelSaid = f.ID, false
+	w.least, w.stalled = math.MaxInt, 0
 	w.endFills(true)
 	if w.order != nil {
 		w.deferred = &f
@@ -304,7 +308,30 @@ func (w *Worker) replayed() {
 	}
 }
 
-// sayLevel says once that all that is to come has come.
+// maxStalled is for how many commits the state that comes is given time in which it comes no nearer to the step. A link may be slower than
+// training: then a plan that waits for this state goes live all the same, and training waits for what is on its way.
+const maxStalled = 4
+
+// watchFills is called once a commit.
+func (w *Worker) watchFills() {
+	lack := 0
+	for _, in := range w.incoming {
+		if !in.based || in.id != w.fillID {
+			return
+		}
+		lack = max(lack, w.passed.Step-in.step)
+	}
+	if lack == 0 || lack < w.least {
+		w.least, w.stalled = lack, 0
+	} else {
+		w.stalled++
+	}
+	if len(w.incoming) > 0 {
+		w.sayLevel()
+	}
+}
+
+// sayLevel says once that all that is to come has come, or comes no nearer.
 func (w *Worker) sayLevel() {
 	if w.levelSaid {
 		return
@@ -318,7 +345,7 @@ func (w *Worker) sayLevel() {
 			step = in.step
 		}
 	}
-	if step+2 < w.passed.Step {
+	if step+2 < w.passed.Step && w.stalled < maxStalled {
 		return // much is still to be replayed
 	}
 	w.levelSaid = true

@@ -22,7 +22,6 @@ type recovery struct {
 	joining  id.Version           // of a worker that joins: the plan that is to go live
 	lossy    map[id.WorkerID]bool // links that broke since the plan was applied
 	peers    []comm.Peer          // admitted for a plan
-	putOff   int                  // commits for which a plan was put off that this worker is behind for
 
 	// What was made of the beginning of the run: stages, by layers, and ranges.
 	madeStages [][2]int
@@ -162,23 +161,17 @@ func (w *Worker) goLive(v id.Version) {
 	w.fail(fmt.Errorf("plan %v is to go live and never came", v))
 }
 
-// newest returns the newest plan that has come, and could go live here without a wait for more than the gradient of this step.
+// newest returns the newest plan that has come, and could go live here without a wait for more than the gradient of this step, or without that wait
+// becoming shorter.
 func (w *Worker) newest() id.Version {
 	v := w.plan.Version
 	for i := range w.pending {
-		if o := &w.pending[i]; v.Compare(o.Plan.Version) < 0 && (w.putOff >= maxPutOff || !w.behind(o)) {
+		if o := &w.pending[i]; v.Compare(o.Plan.Version) < 0 && (w.stalled >= maxStalled || !w.behind(o)) {
 			v = o.Plan.Version
 		}
 	}
-	if v == w.plan.Version && len(w.pending) > 0 {
-		w.putOff++
-	}
 	return v
 }
-
-// maxPutOff is for how many commits a plan is put off for which updates of earlier steps are still to be replayed here. A link
-// may be too slow for that ever to end.
-const maxPutOff = 4
 
 // obey applies the order, as far as that can be done now, and reports whether it is applied and work goes on.
 func (w *Worker) obey() bool {
@@ -479,7 +472,6 @@ func (w *Worker) apply(o *control.Order) {
 	clear(w.lossy)
 	deferred := w.deferred
 	w.endFills(false)
-	w.putOff = 0
 	if w.passed != w.start {
 		w.madeStages, w.madeRanges = nil, nil
 	}
