@@ -93,12 +93,12 @@ func (w *worker) first(layer int) {
 }
 
 // replay applies the update of a step to the state of a range.
-func (w *worker) replay(in *incoming, step int) {
+func (w *worker) replay(in *incoming, step, buffer int) {
 	if in.step != step-1 {
 		w.c.violated("worker %v replays step %d on state of step %d", w.session, step, in.step)
 	}
-	w.complete(in.gradient, step, "a replay")
-	w.c.use(w, step, in.Layer, in.gradient.samples)
+	w.complete(in.gradients[buffer], step, "a replay")
+	w.c.use(w, step, in.Layer, in.gradients[buffer].samples)
 	in.step = step
 }
 

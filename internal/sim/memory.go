@@ -95,8 +95,8 @@ type shard struct {
 // incoming is the state of a range that a transfer brings.
 type incoming struct {
 	id.Range
-	step     int
-	gradient gradient
+	step      int
+	gradients [2]gradient
 }
 
 func newMemory(w *worker) memory {
@@ -201,7 +201,7 @@ func (w *worker) store(e core.Expect, value any) (n int, data []byte) {
 		w.incoming[r] = &incoming{Range: r, step: value.(int)}
 		n, data = e.Size, binary.NativeEndian.AppendUint32(nil, uint32(value.(int)))
 	case core.Increment:
-		w.incoming[r].gradient = value.(gradient)
+		w.incoming[r].gradients[e.Into.Array] = value.(gradient)
 		n = 4 * (r.Hi - r.Lo)
 	default:
 		data = value.([]byte)
@@ -234,13 +234,13 @@ func (w *worker) remember(d core.Duty) {
 	case core.Replay:
 		in := w.incoming[d.Range]
 		w.in(w.c.delay(100*time.Microsecond), func() {
-			w.replay(in, d.Update.Step)
+			w.replay(in, d.Update.Step, d.Increment)
 			w.step(core.Replayed{})
 		})
 	case core.CatchUp:
 		sh := w.shards[d.Range]
 		w.in(w.c.delay(time.Millisecond), func() {
-			w.replay(sh.late, d.Update.Step)
+			w.replay(sh.late, d.Update.Step, d.Increment)
 			if sh.step, sh.late = sh.late.step, nil; w.serves(sh.Layer) {
 				w.setParams(sh.Range, sh.step)
 			}

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"regexp"
@@ -351,5 +352,43 @@ func TestStateThatComesNoNearer(t *testing.T) {
 	}
 	if level, live := commits(1, 1); !level || live != next.Version {
 		t.Errorf("no nearer for %d commits: level %v, plan %v", maxStalled, level, live)
+	}
+}
+
+// While an update is replayed, or waits for it, the next one comes, its gradient into other memory.
+func TestUpdateComesBesideReplay(t *testing.T) {
+	w := lone(t)
+	w.plan.Workers, w.passed, w.state = []plan.Worker{{ID: 0}}, id.Point{Step: 9}, Working
+	r := RangeOf(w.plan.Shards[0])
+	w.fill(control.Fill{ID: id.Fill{Term: 1, N: 1}, Peers: []control.Peer{{Worker: plan.Worker{ID: 1}}}, Transfers: []plan.Transfer{{Range: r, From: 1, To: 0}}})
+	in := w.incoming[0]
+	in.based, in.step = true, 6
+	w.receiveUpdate(in)
+	comes := func() (into int) {
+		into = in.into
+		numbers := make([]byte, numbersSize)
+		binary.NativeEndian.PutUint32(numbers[8:], uint32(in.try.Word()))
+		w.numbersCame(in, numbers)
+		w.incrementCame(in, 4*(r.Hi-r.Lo))
+		return into
+	}
+	for step := 7; step <= 9; step++ {
+		if first := comes(); step == 7 && comes() == first {
+			t.Fatal("two gradients come into the same memory")
+		}
+		if in.here() != step || in.step != step-1 || !slices.Equal(w.due, []*incoming{in}) {
+			t.Fatalf("step %d: here as of %d, made of %d, %d updates are due", step, in.here(), in.step, len(w.due))
+		}
+		w.out = nil
+		if !w.replay() {
+			t.Fatalf("step %d is not replayed", step)
+		}
+		if d := w.out[0].(Replay); d.Update.Step != step || d.Increment == in.into {
+			t.Errorf("step %d: %+v, while the next gradient comes into %d", step, d, in.into)
+		}
+		w.Step(Replayed{})
+	}
+	if in.step != 9 || in.here() != 10 { // of the two that came at first, one is always ahead
+		t.Errorf("made of step %d, and here as of %d", in.step, in.here())
 	}
 }

@@ -40,7 +40,7 @@ type Buffer struct {
 	Tensor  key.Tensor
 	Range   id.Range // of the shard, or of the transfer
 	Block   id.Range // of a RepairBlock
-	Array   int      // of a RepairBlock: the parameters, then each moment
+	Array   int      // of a RepairBlock: the parameters, then each moment; of an Increment: 0 or 1
 }
 
 // Transfer is a range on its way to a worker that will hold it.
@@ -171,13 +171,15 @@ type (
 	First struct{ Layer int }
 	// Replay applies an update to the state that a transfer brings.
 	Replay struct {
-		Range  id.Range
-		Update zero.Update
+		Range     id.Range
+		Update    zero.Update
+		Increment int // the buffer of its gradient
 	}
 	// CatchUp does so to a shard that is Late, and puts its parameters where the layer reads them, if it is served.
 	CatchUp struct {
-		Range  id.Range
-		Update zero.Update
+		Range     id.Range
+		Update    zero.Update
+		Increment int
 	}
 	// CopyBases copies bases for transfers, of the state after the update of a step.
 	CopyBases struct {

@@ -60,11 +60,24 @@ type incoming struct {
 	next  bool // the update after it is here
 
 	// Of that update:
+	update zero.Update
+	buffer int // of the gradient: one is read while the next gradient comes
+
+	// Of the update after all that is here:
 	numbers   *zero.Update // nil before they are here
 	increment Ticket       // the gradient is expected
+	into      int          // its buffer
 	try       key.Try      // of the gradient that is expected
 	came      bool         // it has
 	tickets   []Ticket
+}
+
+// here returns the step as of which the state is here, or can be made of what is.
+func (in *incoming) here() int {
+	if in.next {
+		return in.step + 1
+	}
+	return in.step
 }
 
 // fill takes transfers of state. Those that come while a plan is being applied are made for that plan.
@@ -244,12 +257,15 @@ func (w *Worker) baseCame(in *incoming, ev Received) {
 	w.receiveUpdate(in)
 }
 
-// receiveUpdate waits for the update of the step after the range's: the gradient and the numbers, which come in any order.
+// receiveUpdate waits for the update of the step after that which is here: the gradient and the numbers, which come in any order.
 func (w *Worker) receiveUpdate(in *incoming) {
 	w.sayLevel()
 	in.numbers = nil
+	if in.next {
+		in.into = 1 - in.buffer
+	}
 	w.receiveIncrement(in, key.Try{Plan: max(in.try.Plan, w.plan.Version.N)}) // likely
-	w.receiveFill(in, key.Applied(in.id, in.r, in.step+1), Buffer{}, numbersSize, anUpdate)
+	w.receiveFill(in, key.Applied(in.id, in.r, in.here()+1), Buffer{}, numbersSize, anUpdate)
 }
 
 // numbersCame takes the numbers of the next update.
@@ -258,7 +274,7 @@ func (w *Worker) numbersCame(in *incoming, words []byte) {
 		return
 	}
 	word := func(i int) uint32 { return binary.NativeEndian.Uint32(words[4*i:]) }
-	in.numbers = &zero.Update{Step: in.step + 1, LR: math.Float32frombits(word(0)), GradScale: math.Float32frombits(word(1))}
+	in.numbers = &zero.Update{Step: in.here() + 1, LR: math.Float32frombits(word(0)), GradScale: math.Float32frombits(word(1))}
 	if try := key.TryOf(int(word(2))); try != in.try {
 		w.cancel(in.increment, true)
 		w.receiveIncrement(in, try)
@@ -266,10 +282,10 @@ func (w *Worker) numbersCame(in *incoming, words []byte) {
 	w.updateCame(in)
 }
 
-// receiveIncrement waits for the gradient of a try of the step after the range's.
+// receiveIncrement waits for the gradient of a try of that step.
 func (w *Worker) receiveIncrement(in *incoming, try key.Try) {
 	in.try, in.came = try, false
-	in.increment = w.receiveFill(in, key.Increment(in.id, in.r, in.step+1, try), Buffer{Content: Increment, Range: in.r}, 0, anIncrement)
+	in.increment = w.receiveFill(in, key.Increment(in.id, in.r, in.here()+1, try), Buffer{Content: Increment, Range: in.r, Array: in.into}, 0, anIncrement)
 }
 
 func (w *Worker) incrementCame(in *incoming, bytes int) {
@@ -279,11 +295,13 @@ func (w *Worker) incrementCame(in *incoming, bytes int) {
 	}
 }
 
-// updateCame has an update replayed once all of it is here.
+// updateCame has an update replayed once all of it is here, and waits for the one after it. That takes as long as the link needs, not as long as
+// replays have to wait for what the step needs first.
 func (w *Worker) updateCame(in *incoming) {
-	if in.came && in.numbers != nil {
-		in.next = true
+	if in.came && in.numbers != nil && !in.next {
+		in.next, in.update, in.buffer = true, *in.numbers, in.into
 		w.due = append(w.due, in)
+		w.receiveUpdate(in)
 	}
 }
 
@@ -295,7 +313,7 @@ func (w *Worker) replay() bool {
 	}
 	in := w.due[0]
 	w.due, w.replaying = w.due[1:], in
-	w.emit(Replay{in.r, *in.numbers})
+	w.emit(Replay{in.r, in.update, in.buffer})
 	return true
 }
 
@@ -304,7 +322,8 @@ func (w *Worker) replayed() {
 	in.step++
 	in.next = false
 	if slices.Contains(w.incoming, in) {
-		w.receiveUpdate(in)
+		w.sayLevel()
+		w.updateCame(in)
 	}
 }
 
@@ -319,7 +338,7 @@ func (w *Worker) watchFills() {
 		if !in.based || in.id != w.fillID {
 			return
 		}
-		lack = max(lack, w.passed.Step-in.step)
+		lack = max(lack, w.passed.Step-in.here())
 	}
 	if lack == 0 || lack < w.least {
 		w.least, w.stalled = lack, 0
@@ -341,8 +360,8 @@ func (w *Worker) sayLevel() {
 		if !in.based || in.id != w.fillID {
 			return
 		}
-		if i == 0 || in.step < step {
-			step = in.step
+		if i == 0 || in.here() < step {
+			step = in.here()
 		}
 	}
 	if step+2 < w.passed.Step && w.stalled < maxStalled {
@@ -389,7 +408,7 @@ func (w *Worker) behindAs(r id.Range) *incoming {
 func (w *Worker) putOffUpdate(sh *shard, in *incoming) {
 	sh.late = true
 	w.arrivals[sh.Layer].late++
-	w.updates = append(w.updates, CatchUp{in.r, *in.numbers})
+	w.updates = append(w.updates, CatchUp{in.r, in.update, in.buffer})
 }
 
 // catchUpShard begins with the next of these updates, and reports whether it did.
@@ -419,20 +438,16 @@ func (w *Worker) isLate() bool {
 	return slices.ContainsFunc(w.arrivals, func(a arrivals) bool { return a.late > 0 })
 }
 
-// behind reports whether a range that the order's plan gives this worker is not here as of the step passed.
+// behind reports whether of a range that the order's plan gives this worker more is to come than the gradient of this step.
 func (w *Worker) behind(o *control.Order) bool {
-	return slices.ContainsFunc(w.incoming, func(in *incoming) bool { return w.late(in) && w.willHold(&o.Plan, in.r) })
+	return slices.ContainsFunc(w.incoming, func(in *incoming) bool { return (!in.based || in.here() < w.passed.Step) && w.willHold(&o.Plan, in.r) })
 }
 
 // filled says what has come.
 func (w *Worker) filled() (all []control.Filled) {
 	for _, in := range w.incoming {
 		if in.based {
-			f := control.Filled{Range: in.r, Step: in.step}
-			if in.next {
-				f.Step++
-			}
-			all = append(all, f)
+			all = append(all, control.Filled{Range: in.r, Step: in.here()})
 		}
 	}
 	for _, r := range w.former { // a recovery may have this worker hold it again

@@ -68,7 +68,7 @@ func (e *Engine) expect(d core.Expect) {
 		e.incoming[r] = in
 		x.buf = comm.Bytes(in.base)
 	case core.Increment:
-		x.buf = comm.Bytes(e.incoming[r].gradient)
+		x.buf = comm.Bytes(e.incoming[r].increment(d.Into.Array))
 	}
 	x.r = e.c.Network.Expect(d.Key, x.buf)
 	e.receiving[d.Ticket] = x

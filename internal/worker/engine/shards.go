@@ -37,13 +37,21 @@ func (sh *shard) gradientIn(within []float32, lo, hi int) {
 
 // incoming is the state of a range that a transfer brings.
 type incoming struct {
-	r        id.Range
-	base     []float32
-	state    *zero.Shard // nil before the base is here
-	params   []float32
-	gradient []float32       // used again for each update
-	measured chan struct{}   // closed when digests are those of the base
-	digests  [][]zero.Digest // nil without a guard
+	r         id.Range
+	base      []float32
+	state     *zero.Shard // nil before the base is here
+	params    []float32
+	gradients [2][]float32    // used again for further updates
+	measured  chan struct{}   // closed when digests are those of the base
+	digests   [][]zero.Digest // nil without a guard
+}
+
+// increment returns memory for a gradient.
+func (in *incoming) increment(i int) []float32 {
+	if in.gradients[i] == nil {
+		in.gradients[i] = pages.Make(in.r.Hi - in.r.Lo)
+	}
+	return in.gradients[i]
 }
 
 // found makes the state of a range out of the base that has come.
@@ -59,7 +67,7 @@ func (e *Engine) found(r id.Range) error {
 	if err != nil {
 		return err
 	}
-	in.params, in.state, in.gradient, in.measured = array(0), state, pages.Make(n), make(chan struct{})
+	in.params, in.state, in.measured = array(0), state, make(chan struct{})
 	e.tasks.Go(func() { // a plan may wait for what follows
 		in.digests = e.guard.measure(r, in.params, moments...)
 		close(in.measured)
@@ -325,7 +333,7 @@ func (e *Engine) replay(d core.Replay) {
 	in := e.incoming[d.Range]
 	e.startBeside(false, core.Replayed{}, func() error {
 		<-in.measured
-		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update, in.digests...)
+		in.state.Update(e.c.Pool, in.params, in.gradients[d.Increment], d.Update, in.digests...)
 		return nil
 	}, nil)
 }
@@ -341,7 +349,7 @@ func (e *Engine) catchUp(d core.CatchUp) {
 	lacks := layer != nil && !e.gates[sh.Layer].isOpen() // else it has the same parameters, or altered ones, which the next check finds
 	e.startBeside(false, core.CaughtUp{Range: d.Range}, func() error {
 		<-in.measured
-		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update, in.digests...)
+		in.state.Update(e.c.Pool, in.params, in.gradients[d.Increment], d.Update, in.digests...)
 		if lacks {
 			place(layer, in.params)
 		}
