@@ -181,7 +181,7 @@ func (r *reconfiguration) begin(p plan.Plan, view plan.View, cause Cause, reason
 	return effects
 }
 
-// level takes note that a new holder has caught up, and proposes the plan when all have.
+// level takes note that a new holder has caught up, or comes no nearer, and proposes the plan when all have.
 func (r *reconfiguration) level(e Level) []Effect {
 	f := r.copies
 	if f == nil || e.ID != f.fill.ID || r.session(e.Worker) == nil {

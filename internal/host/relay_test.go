@@ -2,10 +2,13 @@ package host
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math"
 	"net"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -270,5 +273,38 @@ func TestRelayFences(t *testing.T) {
 	l.exit = &control.Exited{Worker: 1, Text: "x"}
 	if err := r.hear(fence); err != nil || r.find(next).exit == nil || r.find(next).exit.Incarnation != 1 {
 		t.Errorf("%v, %+v", err, r.find(next))
+	}
+}
+
+// The program of many workers is read once, and again when it has changed.
+func TestProgramIsReadOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "program")
+	written := time.Unix(1700000000, 0)
+	write := func(content string, at time.Time) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(path, []byte(content), 0o600), os.Chtimes(path, at, at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hash := func(content string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(content))) }
+	var p program
+	if got := p.sum(path); got != "" {
+		t.Errorf("of no file: %q", got)
+	}
+	write("one", written)
+	if got := p.sum(path); got != hash("one") {
+		t.Errorf("%q", got)
+	}
+	write("two", written) // which nothing tells
+	if got := p.sum(path); got != hash("one") {
+		t.Errorf("it was read again: %q", got)
+	}
+	write("two", written.Add(time.Second))
+	if got := p.sum(path); got != hash("two") {
+		t.Errorf("changed: %q", got)
+	}
+	write("other", written.Add(time.Second))
+	if got := p.sum(path); got != hash("other") {
+		t.Errorf("longer: %q", got)
 	}
 }

@@ -89,7 +89,7 @@ type Order struct {
 //
 // At its next commit the source of a transfer copies the range, and from then on also sends the gradient of every step; the
 // destination replays them. That continues until a plan goes live or another Fill comes. A destination that has received
-// everything says so with [Level].
+// everything, or is not getting nearer to the newest step, says so with [Level].
 type Fill struct {
 	ID        id.Fill         `json:"id"`
 	Peers     []Peer          `json:"peers"` // to be admitted: the workers of the plan, and joiners
@@ -141,7 +141,7 @@ type LinkLost struct {
 	Peer id.Session
 }
 
-// Level says that the worker has all that a [Fill] brings it, as of a step.
+// Level says that the worker has all that a [Fill] brings it, as of a step: one of the newest, unless its links are slower than training.
 type Level struct {
 	ID   id.Fill
 	Step int

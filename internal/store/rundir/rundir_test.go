@@ -223,7 +223,7 @@ func TestCloseWithoutRun(t *testing.T) {
 
 func TestFiles(t *testing.T) {
 	d := mustCreate(t, filepath.Join(t.TempDir(), "run"))
-	if err := d.WriteJob(Job{Program: "gpt", ModelConfig: json.RawMessage(`{"layers":2}`), Seed: math.MaxUint64}, []DataFile{{"a<b", 3, "00"}}); err != nil {
+	if err := d.WriteJob(Job{Program: "gpt", ModelConfig: json.RawMessage(`{"layers":2}`), Seed: math.MaxUint64}, []DataFile{{"a<b", 3, "00"}, {"c", 4, "01"}}); err != nil {
 		t.Fatal(err)
 	}
 	val := 2.5
@@ -286,7 +286,11 @@ func TestFiles(t *testing.T) {
 	if got := read(t, d, "summary.json"); got != want {
 		t.Errorf("summary.json: %s", got)
 	}
-	if got := read(t, d, "data.json"); !strings.Contains(got, `"a<b"`) {
+	if got := read(t, d, "data.json"); got != `[
+{"path":"a<b","size":3,"sha256":"00"},
+{"path":"c","size":4,"sha256":"01"}
+]
+` {
 		t.Errorf("data.json: %s", got)
 	}
 	var job Job
@@ -320,5 +324,17 @@ func TestIsRecord(t *testing.T) {
 		if got := IsRecord(link, path); got != want {
 			t.Errorf("%s: %v", path, got)
 		}
+	}
+}
+
+// A list of no files is one, too.
+func TestNoData(t *testing.T) {
+	d := mustCreate(t, filepath.Join(t.TempDir(), "run"))
+	defer d.Close()
+	if err := d.WriteJob(Job{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := d.ReadData(); err != nil || len(data) != 0 {
+		t.Errorf("%v, %v", data, err)
 	}
 }

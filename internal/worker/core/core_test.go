@@ -353,6 +353,27 @@ func TestStateThatComesNoNearer(t *testing.T) {
 	if level, live := commits(1, 1); !level || live != next.Version {
 		t.Errorf("no nearer for %d commits: level %v, plan %v", maxStalled, level, live)
 	}
+
+	// Other state is sent first for a while.
+	fill(3)
+	in.based, in.step = true, w.passed.Step
+	commits(maxStalled, 1)
+	in.step -= 8
+	if _, live := commits(maxStalled+1, 2); live != w.plan.Version {
+		t.Errorf("nearer again after it was there: plan %v", live)
+	}
+
+	// Now it is there, now it is not.
+	fill(4)
+	in.based, in.step = true, w.passed.Step
+	for i := range 2 * maxLacked {
+		if _, live := commits(1, i%2*2); live != next.Version && i%2 == 0 || live == next.Version && i%2 == 1 && i < 2*maxLacked-1 {
+			t.Fatalf("commit %d: plan %v", i, live)
+		}
+	}
+	if _, live := commits(2, 0); live != next.Version {
+		t.Errorf("lacking something at %d commits: plan %v", maxLacked, live)
+	}
 }
 
 // While an update is replayed, or waits for it, the next one comes, its gradient into other memory.

@@ -39,8 +39,9 @@ type fills struct {
 	updates   []CatchUp // to be made of shards that are late
 	levelSaid bool
 
-	least   int // updates that the incoming state lacked, at the commit at which they were the fewest
+	least   int // updates that the incoming state lacked at the last commit at which they had become fewer
 	stalled int // commits since then
+	lacked  int // commits at which it lacked some
 }
 
 // outgoing is a range on its way to a new holder.
@@ -72,7 +73,7 @@ type incoming struct {
 	tickets   []Ticket
 }
 
-// here returns the step as of which the state is here, or can be made of what is.
+// here returns the newest step whose update is here, replayed or not. One more may have come: it counts once that one is replayed.
 func (in *incoming) here() int {
 	if in.next {
 		return in.step + 1
@@ -86,7 +87,7 @@ func (w *Worker) fill(f control.Fill) {
 		return
 	}
 	w.fillID, w.levelSaid = f.ID, false
-	w.least, w.stalled = math.MaxInt, 0
+	w.least, w.stalled, w.lacked = math.MaxInt, 0, 0
 	w.endFills(true)
 	if w.order != nil {
 		w.deferred = &f
@@ -327,28 +328,37 @@ func (w *Worker) replayed() {
 	}
 }
 
-// maxStalled is for how many commits the state that comes is given time in which it comes no nearer to the step. A link may be slower than
-// training: then a plan that waits for this state goes live all the same, and training waits for what is on its way.
-const maxStalled = 4
+// A link may be slower than training. State that comes over it is waited for while it comes nearer to the step: until it has come no nearer for
+// maxStalled commits, or for maxLacked in all at which it lacks something. Then a plan that waits for it goes live all the same, and training waits for what is on its way.
+const (
+	maxStalled = 4
+	maxLacked  = 32
+)
 
-// watchFills is called once a commit.
+// watchFills is called in each commit.
 func (w *Worker) watchFills() {
 	lack := 0
 	for _, in := range w.incoming {
 		if !in.based || in.id != w.fillID {
 			return
 		}
-		lack = max(lack, w.passed.Step-in.here())
+		lack = max(lack, w.passed.Step-in.step)
 	}
-	if lack == 0 || lack < w.least {
-		w.least, w.stalled = lack, 0
-	} else {
-		w.stalled++
+	switch {
+	case lack == 0:
+		w.least, w.stalled = math.MaxInt, 0
+	case lack < w.least:
+		w.least, w.stalled, w.lacked = lack, 0, w.lacked+1
+	default: // it may be more than before: other state is sent first
+		w.least, w.stalled, w.lacked = lack, w.stalled+1, w.lacked+1
 	}
 	if len(w.incoming) > 0 {
 		w.sayLevel()
 	}
 }
+
+// tooSlow reports whether state that comes is not waited for any longer.
+func (w *Worker) tooSlow() bool { return w.stalled >= maxStalled || w.lacked >= maxLacked }
 
 // sayLevel says once that all that is to come has come, or comes no nearer.
 func (w *Worker) sayLevel() {
@@ -360,11 +370,11 @@ func (w *Worker) sayLevel() {
 		if !in.based || in.id != w.fillID {
 			return
 		}
-		if i == 0 || in.here() < step {
-			step = in.here()
+		if i == 0 || in.step < step {
+			step = in.step
 		}
 	}
-	if step+2 < w.passed.Step && w.stalled < maxStalled {
+	if step+2 < w.passed.Step && !w.tooSlow() {
 		return // much is still to be replayed
 	}
 	w.levelSaid = true
@@ -438,9 +448,9 @@ func (w *Worker) isLate() bool {
 	return slices.ContainsFunc(w.arrivals, func(a arrivals) bool { return a.late > 0 })
 }
 
-// behind reports whether of a range that the order's plan gives this worker more is to come than the gradient of this step.
+// behind reports whether a range that the order's plan gives this worker is not here as of the step passed.
 func (w *Worker) behind(o *control.Order) bool {
-	return slices.ContainsFunc(w.incoming, func(in *incoming) bool { return (!in.based || in.here() < w.passed.Step) && w.willHold(&o.Plan, in.r) })
+	return slices.ContainsFunc(w.incoming, func(in *incoming) bool { return w.late(in) && w.willHold(&o.Plan, in.r) })
 }
 
 // filled says what has come.

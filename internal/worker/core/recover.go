@@ -161,12 +161,12 @@ func (w *Worker) goLive(v id.Version) {
 	w.fail(fmt.Errorf("plan %v is to go live and never came", v))
 }
 
-// newest returns the newest plan that has come, and could go live here without a wait for more than the gradient of this step, or without that wait
-// becoming shorter.
+// newest returns the newest plan that has come, and could go live here without a wait for more than the gradient of this step, or whose state
+// comes too slowly to wait until then.
 func (w *Worker) newest() id.Version {
 	v := w.plan.Version
 	for i := range w.pending {
-		if o := &w.pending[i]; v.Compare(o.Plan.Version) < 0 && (w.stalled >= maxStalled || !w.behind(o)) {
+		if o := &w.pending[i]; v.Compare(o.Plan.Version) < 0 && (w.tooSlow() || !w.behind(o)) {
 			v = o.Plan.Version
 		}
 	}
