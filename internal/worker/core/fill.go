@@ -39,8 +39,8 @@ type fills struct {
 	updates   []CatchUp // to be made of shards that are late
 	levelSaid bool
 
-	least   int // updates that the incoming state lacked at the last commit at which they had become fewer
-	stalled int // commits since then
+	lack    int // updates that the incoming state lacked at the last commit
+	stalled int // commits since they became fewer, or were none
 	lacked  int // commits at which it lacked some
 }
 
@@ -87,7 +87,7 @@ func (w *Worker) fill(f control.Fill) {
 		return
 	}
 	w.fillID, w.levelSaid = f.ID, false
-	w.least, w.stalled, w.lacked = math.MaxInt, 0, 0
+	w.lack, w.stalled, w.lacked = math.MaxInt, 0, 0
 	w.endFills(true)
 	if w.order != nil {
 		w.deferred = &f
@@ -344,14 +344,15 @@ func (w *Worker) watchFills() {
 		}
 		lack = max(lack, w.passed.Step-in.step)
 	}
-	switch {
-	case lack == 0:
-		w.least, w.stalled = math.MaxInt, 0
-	case lack < w.least:
-		w.least, w.stalled, w.lacked = lack, 0, w.lacked+1
-	default: // it may be more than before: other state is sent first
-		w.least, w.stalled, w.lacked = lack, w.stalled+1, w.lacked+1
+	if lack > 0 {
+		w.lacked++
 	}
+	if lack == 0 || lack < w.lack {
+		w.stalled = 0
+	} else { // it may be more than before: other state is sent first
+		w.stalled++
+	}
+	w.lack = lack
 	if len(w.incoming) > 0 {
 		w.sayLevel()
 	}
