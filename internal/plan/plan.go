@@ -169,6 +169,21 @@ func (p *Plan) Collector() Worker {
 	return p.Workers[max(0, slices.IndexFunc(p.Workers, func(w Worker) bool { return w.Host == p.ModelHost }))]
 }
 
+// OnHost returns which one a worker is, from 0 on, of how many that the plan has on its host. It is one of the plan's.
+func (p *Plan) OnHost(id id.WorkerID) (i, n int) {
+	w, _ := p.Worker(id)
+	for _, x := range p.Workers {
+		if x.Host != w.Host {
+			continue
+		}
+		if x.ID < id {
+			i++
+		}
+		n++
+	}
+	return i, n
+}
+
 // StagesOf returns the stages a worker serves.
 func (p *Plan) StagesOf(id id.WorkerID) []int {
 	var stages []int

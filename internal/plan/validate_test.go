@@ -173,3 +173,13 @@ func FuzzPlan(f *testing.F) {
 		}
 	})
 }
+
+// Workers of a host are counted in the order of their IDs.
+func TestOnHost(t *testing.T) {
+	p := plan.Plan{Workers: []plan.Worker{{ID: 0, Host: "a"}, {ID: 2, Host: "b"}, {ID: 3, Host: "a"}, {ID: 7, Host: "a"}}}
+	for id, want := range map[id.WorkerID][2]int{0: {0, 3}, 2: {0, 1}, 3: {1, 3}, 7: {2, 3}} {
+		if i, n := p.OnHost(id); [2]int{i, n} != want {
+			t.Errorf("worker %d is number %d of %d, want %v", id, i, n, want)
+		}
+	}
+}

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/internal/platform.keepThread"))
 }
 
 // keeper keeps the file 3, tells how it stands with its files, and comes to an end.

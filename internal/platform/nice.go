@@ -10,6 +10,9 @@ import (
 // A machine may have more computing threads than processors. A thread that wakes to answer then shares a processor with them, and a
 // recovery consists of such moments: each costs milliseconds where all threads have the same priority. So computing threads
 // have a lower one, which needs no privilege and changes nothing between them.
+//
+// And a thread that is woken hardly ever moves to another processor that computes: it waits behind others that were woken, on a processor that they
+// all come to share, while the others compute. So where processes share processors, each keeps to one of them ([Spread]).
 
 // envNice is the environment variable that sets how much nicer a computing thread is than the process: 0 to 19.
 const envNice = "SOLITON_NICE"
@@ -49,6 +52,7 @@ func Nice() int { return nice }
 func ComputeThread() {
 	runtime.LockOSThread()
 	lowerPriority(nice)
+	computeAnywhere()
 }
 
 // SpareThread is ComputeThread for what may give way to other computing threads.
@@ -57,4 +61,5 @@ func SpareThread() {
 	if nice > 0 {
 		lowerPriority(nice + spareNice)
 	}
+	computeAnywhere()
 }

@@ -19,7 +19,7 @@ func Missing() []Gap {
 	return []Gap{
 		{"canaries", "the agent detects a killed worker when it reaps it: tens of milliseconds later on a busy machine"},
 		{"parent-death signal", "a worker outlives its agent until it finds their socket closed"},
-		{"thread priorities", "computing threads compete with those that answer peers: recoveries take longer on a busy machine"},
+		{"thread priorities", "computing threads compete with those that answer peers, and these for the same processor: recoveries take longer on a busy machine"},
 		{"figure of the available memory", "jobs that do not fit into memory are not refused, and plans ignore its size"},
 		{"number of runnable threads", "missed heartbeats count after the usual timeout when a machine becomes crowded: a starved worker may be evicted"},
 		{"news of stopped processes", "a worker that a signal has stopped is found by missed heartbeats"},
@@ -97,6 +97,13 @@ func Queued() time.Duration { return 0 }
 
 // lowerPriority does nothing: a priority is the whole process's.
 func lowerPriority(int) {}
+
+// Spread does nothing: the system chooses where threads run.
+func Spread(int, int) {}
+
+func computeAnywhere() {}
+
+func startAnywhere(cmd *exec.Cmd) error { return cmd.Start() }
 
 // SetCongestion does nothing.
 func SetCongestion(syscall.RawConn, string) {}

@@ -29,7 +29,7 @@ func keepThread(ch <-chan func()) {
 // StartChild starts a process that may have the attributes of [ChildAttr], on a thread that lasts as long as this process.
 func StartChild(cmd *exec.Cmd) error {
 	err := make(chan error, 1)
-	starts() <- func() { err <- cmd.Start() }
+	starts() <- func() { err <- startAnywhere(cmd) }
 	return <-err
 }
 

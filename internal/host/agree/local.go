@@ -19,7 +19,7 @@ import (
 )
 
 // Local is the log of a run on one host, which agrees with itself. It lives in memory and is written behind: a [Plan] is
-// committed at once and goes to the disk beside what follows, because every process that hears of it ends with this one.
+// committed at once and goes to the disk a moment later, because every process that hears of it ends with this one.
 // All other entries are synced before Propose returns, the generation above all, so a version never repeats.
 //
 // The file is a sequence of frames: the length and the CRC-32C of an entry as two little-endian uint32, and the entry as
@@ -31,7 +31,8 @@ type Local struct {
 	end     int64  // of file; of write
 	dropped string // what open has cut off; "" for nothing
 	writer  sync.WaitGroup
-	more    chan struct{} // holds one token if pending may have grown
+	more    chan struct{} // holds one token if pending is to be written now
+	later   *time.Timer   // pending is to be written then
 	broken  chan struct{} // closed: err is set
 
 	mu      sync.Mutex
@@ -57,7 +58,7 @@ var crcTable = crc32.MakeTable(crc32.Castagnoli)
 // OpenLocal opens the log in a directory, or one in memory for "", and begins the next generation, which is greater than
 // that of the log and than after. id names the host.
 func OpenLocal(dir, id string, after int) (*Local, error) {
-	l := &Local{id: id, changes: make(chan Leadership, 1), more: make(chan struct{}, 1), state: State{Term: localTerm, Leader: id}}
+	l := &Local{id: id, changes: make(chan Leadership, 1), more: make(chan struct{}, 1), later: time.NewTimer(0), state: State{Term: localTerm, Leader: id}}
 	l.written = sync.NewCond(&l.mu)
 	if dir != "" {
 		if err := l.open(dir); err != nil {
@@ -151,15 +152,14 @@ func syncDir(dir string) error {
 
 // write writes and syncs what is pending, until more is closed. What the disk does not take for now, it tries again now and then.
 func (l *Local) write() {
-	again := time.NewTimer(0)
-	defer again.Stop()
+	defer l.later.Stop()
 	for {
 		select {
 		case _, open := <-l.more:
 			if !open {
 				return
 			}
-		case <-again.C:
+		case <-l.later.C:
 		}
 		l.mu.Lock()
 		batch, n := l.pending, l.entries
@@ -174,13 +174,16 @@ func (l *Local) write() {
 		l.mu.Lock()
 		if platform.MayPass(err) && l.begun && !l.closed {
 			l.mu.Unlock()
-			again.Reset(timing.Disk)
+			l.later.Reset(timing.Disk)
 			continue
 		}
 		l.end += int64(len(batch))
 		if l.pending, l.entries = bytes.Clone(l.pending[len(batch):]), l.entries-n; err != nil && l.err == nil {
 			l.err = err
 			close(l.broken)
+		}
+		if l.entries > 0 {
+			l.later.Reset(timing.Records)
 		}
 		l.written.Broadcast()
 		l.mu.Unlock()
@@ -201,6 +204,7 @@ func (l *Local) Propose(ctx context.Context, e Entry) (uint64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for l.entries >= maxBehind && l.err == nil && !l.closed && ctx.Err() == nil {
+		l.now()
 		l.written.Wait()
 	}
 	switch {
@@ -223,18 +227,26 @@ func (l *Local) Propose(ctx context.Context, e Entry) (uint64, error) {
 	l.pending = binary.LittleEndian.AppendUint32(l.pending, crc32.Checksum(data, crcTable))
 	l.pending = append(l.pending, data...)
 	l.entries++
+	if _, ok := e.(Plan); !ok {
+		return next.Index, l.sync(ctx)
+	}
+	if l.entries == 1 {
+		l.later.Reset(timing.Records) // a recovery has other use for the processors
+	}
+	return next.Index, nil
+}
+
+// now has pending written.
+func (l *Local) now() {
 	select {
 	case l.more <- struct{}{}:
 	default: // the writer has not looked yet
 	}
-	if _, ok := e.(Plan); ok {
-		return next.Index, nil
-	}
-	return next.Index, l.sync(ctx)
 }
 
 // sync waits until all is on the disk; l.mu is held.
 func (l *Local) sync(ctx context.Context) error {
+	l.now()
 	for l.entries > 0 && l.err == nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%w: %w", ErrUncertain, ctx.Err())
@@ -290,11 +302,7 @@ func (l *Local) Close() error {
 	}
 	l.closed = true
 	l.written.Broadcast()
-	select {
-	case l.more <- struct{}{}: // a disk that is full is tried once more
-	default:
-	}
-	err := l.sync(context.Background())
+	err := l.sync(context.Background()) // a disk that is full is tried once more
 	l.mu.Unlock()
 	close(l.changes)
 	if l.file == nil {

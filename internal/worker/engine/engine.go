@@ -489,6 +489,12 @@ func (e *Engine) Collects() (collects bool) {
 	return collects
 }
 
+// OnHost is [plan.Plan.OnHost] of this worker and the live plan.
+func (e *Engine) OnHost() (i, n int) {
+	e.inspect(func() { i, n = e.plan.OnHost(e.c.Self.ID) })
+	return i, n
+}
+
 // inspect calls a function that reads the engine's state in the loop, or here when that has ended.
 func (e *Engine) inspect(read func()) {
 	done := make(chan struct{})

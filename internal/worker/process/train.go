@@ -47,6 +47,10 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	if err != nil {
 		return err
 	}
+	if w.self.own != nil && !start.Joins {
+		w.under = order.Plan.Version
+		platform.Spread(order.Plan.OnHost(w.self.id()))
+	}
 	defer joinRing(ctx, start.Ring, w.self, w.net.Addr())()
 	pool := kernel.NewPool(start.Threads, compute...)
 	defer pool.Close()
@@ -297,6 +301,10 @@ func (w *Worker) report(ctx context.Context, j *Job, e *engine.Engine, done *con
 	w.spans.sums(&said)
 	if err := w.send(said); err != nil || said.Left {
 		return cmp.Or(err, core.ErrLeft)
+	}
+	if w.self.own != nil && w.under != r.Plan {
+		w.under = r.Plan
+		platform.Spread(e.OnHost())
 	}
 	return nil
 }

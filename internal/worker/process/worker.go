@@ -69,6 +69,7 @@ type Worker struct {
 	clock  emulatedClock
 
 	step  int                 // that runs, for the message if it panics
+	under id.Version          // the plan of the step before
 	calls *Calls              // of all sessions
 	job   atomic.Pointer[Job] // once it is made
 
