@@ -50,8 +50,12 @@ func At(c *net.UnixConn) (*Process, error) {
 	return &Process{pid: int(peer.Pid), ended: [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}}, nil
 }
 
-// piece is how many bytes one call of the system copies. It cannot be interrupted, and Go's scheduler keeps its thread aside.
-const piece = 1 << 20
+// piece is how many bytes one call of the system copies, and small how many where a read may be stopped: it is beside other things then. Most kernels give
+// the processor of a call to no other thread, also to one that was woken for a recovery, and Go's scheduler keeps its thread aside.
+const (
+	piece = 1 << 20
+	small = 256 << 10
+)
 
 // Another returns the same process once more: each can be closed, and reads at the same time as the other.
 func (p *Process) Another() (*Process, error) {
@@ -79,14 +83,18 @@ func (p *Process) Read(dst []byte, addr, wordAddr, value uint64, stop func() boo
 	if p.closed {
 		return net.ErrClosed
 	}
-	for len(dst) > piece {
+	most := piece
+	if stop != nil {
+		most = small
+	}
+	for len(dst) > most {
 		if stop != nil && stop() {
 			return ErrStopped
 		}
-		if err := p.read(dst[:piece], addr, 0); err != nil {
+		if err := p.read(dst[:most], addr, 0); err != nil {
 			return err
 		}
-		dst, addr = dst[piece:], addr+piece
+		dst, addr = dst[most:], addr+uint64(most)
 	}
 	// The kernel copies ranges one after the other, so the word is no older than the last byte.
 	if len(dst) > 0 || wordAddr != 0 {
