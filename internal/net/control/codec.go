@@ -120,7 +120,7 @@ func sample(v reflect.Value) {
 		sample(v.Elem())
 	case reflect.Int, reflect.Int64:
 		v.SetInt(1)
-	case reflect.Uint64:
+	case reflect.Uint8, reflect.Uint64:
 		v.SetUint(1)
 	case reflect.Bool:
 		v.SetBool(true)
@@ -129,7 +129,8 @@ func sample(v reflect.Value) {
 	}
 }
 
-// marshal returns the encoding of one value, or of several as an array: msgpack, with names and omissions as in JSON.
+// marshal returns the encoding of one value, or of several as an array: msgpack, with names and omissions as in JSON, but for lists of small structs
+// ([flat]).
 func marshal(v ...any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := msgpack.NewEncoder(&b)

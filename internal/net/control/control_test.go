@@ -148,6 +148,28 @@ func TestPlanMessagesArriveAsSent(t *testing.T) {
 	}
 }
 
+// A list of numbers that is none of its elements is an error.
+func TestListsRefuse(t *testing.T) {
+	for name, numbers := range map[string][]int{
+		"within an element": {0, 0, 4, 1}, "too many workers": {0, 0, 4, 1, 2, 3}, "less than none": {0, 0, 4, 1, -1}, "within the second": {0, 0, 4, 1, 0, 0},
+	} {
+		b, err := marshal(map[string]any{"plan": map[string]any{"shards": numbers}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o, err := ParseOrder(b); !errors.Is(err, ErrFormat) {
+			t.Errorf("%s: taken as %+v, %v", name, o.Plan.Shards, err)
+		}
+	}
+	b, err := marshal(map[string]any{"works": []int{0, 0, 256, 0, 0}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := new(Report); unmarshal(b, r) == nil {
+		t.Errorf("phase 256 is taken as %v", r.Works)
+	}
+}
+
 // What comes from outside is an error, not a panic or much memory.
 func TestParseOrderRefuses(t *testing.T) {
 	for name, b := range map[string]string{
