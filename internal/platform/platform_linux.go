@@ -159,11 +159,9 @@ func parseDelay(line []byte) time.Duration {
 
 // lowerPriority makes the calling thread nicer by n. Where the system refuses, the priority stays as it is.
 func lowerPriority(n int) {
-	a, err := unix.SchedGetAttr(0, 0)
-	if err != nil || a.Policy != unix.SCHED_NORMAL && a.Policy != unix.SCHED_BATCH {
-		return
+	if was, more := niceness(0); more {
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, min(was+n, 19))
 	}
-	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, min(int(a.Nice)+n, 19))
 }
 
 // LimitSocket keeps at most about so many bytes unsent and unread in the kernel's buffers of a TCP socket, and ends its connection where

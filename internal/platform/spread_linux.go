@@ -22,7 +22,7 @@ var spread struct {
 // more than processors, all its threads but those keep to one of them, which the processes take in turn, and so do processes that they
 // start, but for those of [StartChild].
 func Spread(i, n int) {
-	if nice == 0 {
+	if nice == 0 || !mayBeNicer {
 		return
 	}
 	spread.mu.Lock()
@@ -44,6 +44,19 @@ func Spread(i, n int) {
 	}
 }
 
+// usual is how nice this process was as it began: any of its threads may compute later, also the first one. mayBeNicer says that such a thread can be
+// told from others.
+var usual, mayBeNicer = niceness(0)
+
+// niceness returns how nice a thread is, and whether it could be nicer.
+func niceness(thread int) (n int, more bool) {
+	a, err := unix.SchedGetAttr(thread, 0)
+	if err != nil || a.Policy != unix.SCHED_NORMAL && a.Policy != unix.SCHED_BATCH {
+		return 19, false
+	}
+	return int(a.Nice), a.Nice < 19
+}
+
 // nth returns the i-th processor of a set.
 func nth(of unix.CPUSet, i int) (one unix.CPUSet) {
 	for c := range 64 * len(of) {
@@ -61,10 +74,6 @@ func nth(of unix.CPUSet, i int) (one unix.CPUSet) {
 // moveThreads has all threads run there that are not nicer than the process, as computing ones are. A thread that one starts meanwhile may
 // be elsewhere, so it looks again until it has seen all.
 func moveThreads(to *unix.CPUSet) {
-	process, err := unix.SchedGetAttr(os.Getpid(), 0)
-	if err != nil {
-		return
-	}
 	moved := make(map[int]bool)
 	for more := true; more; {
 		more = false
@@ -75,7 +84,7 @@ func moveThreads(to *unix.CPUSet) {
 				continue
 			}
 			more, moved[id] = true, true
-			if a, err := unix.SchedGetAttr(id, 0); err == nil && a.Nice <= process.Nice {
+			if n, _ := niceness(id); n <= usual {
 				_ = unix.SchedSetaffinity(id, to)
 			}
 		}
