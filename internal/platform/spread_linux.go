@@ -20,7 +20,7 @@ var spread struct {
 
 // Spread says that this process is the i-th of n, from 0 on, whose computing threads share the processors of a machine. Where there are
 // more than processors, all its threads but those keep to one of them, which the processes take in turn, and so do processes that they
-// start, but for those of [StartChild].
+// start, but for those of [StartChild]. Where the system refuses, they run where they did.
 func Spread(i, n int) {
 	if nice == 0 || !mayBeNicer {
 		return

@@ -73,7 +73,7 @@ func TestSpread(t *testing.T) {
 		}
 		cmd := exec.Command("nproc")
 		var out strings.Builder
-		cmd.Stdout = &out
+		cmd.Stdout, cmd.Env = &out, []string{"LC_ALL=C"} // OMP_NUM_THREADS would change the answer
 		if err := StartChild(cmd); err != nil {
 			t.Fatal(err)
 		}
