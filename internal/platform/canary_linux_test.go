@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -53,6 +54,10 @@ func keeper(what string) error {
 		}
 		if len(fds) == 1 && fds[0].Name() == "3" {
 			own++
+			id, _ := strconv.Atoi(t.Name())
+			if a, err := unix.SchedGetAttr(id, 0); err != nil || a.Runtime != canarySlice && a.Runtime != 0 { // 0: no such slices, or another policy
+				return fmt.Errorf("the thread that has the file has time slices of %d ns (%v), want %d", a.Runtime, err, canarySlice)
+			}
 		}
 	}
 	if own != 1 {
