@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,6 +37,27 @@ func openFile(path string, flag int) (*os.File, error) {
 	}
 	return f, nil
 }
+
+// lockFile takes the lock of a run directory for this process. The error is EWOULDBLOCK where a run has it. A process that looks whether
+// there is a run has the lock together with others, for a moment ([Running]), and is waited for.
+func lockFile(f *os.File) error {
+	fd := int(f.Fd())
+	for end := time.Now().Add(lookers); ; time.Sleep(time.Millisecond) {
+		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
+			return err
+		}
+		if err := unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB); err != nil {
+			return err
+		}
+		if err := unix.Flock(fd, unix.LOCK_UN); err != nil {
+			return err
+		}
+	}
+}
+
+// lookers bounds how long [lockFile] waits, as a process that looks may have been stopped.
+const lookers = 2 * time.Second
 
 // OpenRoot is [os.OpenRoot] for directories that another program may have replaced: it does not wait for the writer of a FIFO.
 func OpenRoot(path string) (*os.Root, error) {

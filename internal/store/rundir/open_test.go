@@ -104,3 +104,40 @@ func TestFIFOInPlaceOfDirectory(t *testing.T) {
 		}
 	}
 }
+
+// A process that looks whether a run is under way keeps no run from beginning or going on.
+func TestLookersKeepNoRunOut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run")
+	done, looked := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(looked)
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				Running(path)
+			}
+		}
+	}()
+	defer func() { close(done); <-looked }()
+	for i := range 100 {
+		d, err := Create(path, "gpt", time.Now())
+		if err != nil {
+			t.Fatalf("run %d begins: %v", i, err)
+		}
+		err = errors.Join(d.WriteJob(Job{}, nil), d.AddMetrics(Metrics{Step: 1}), d.Close())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, _, err = Resume(path); err != nil {
+			t.Fatalf("run %d goes on: %v", i, err)
+		}
+		if _, _, err := Resume(path); !errors.Is(err, ErrInUse) {
+			t.Fatalf("run %d under way: %v", i, err)
+		}
+		if err := errors.Join(d.Close(), os.RemoveAll(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -224,7 +224,7 @@ func (d *Dir) lockAgain() error {
 	} else if err != nil {
 		return err
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := lockFile(lock); err != nil {
 		_ = lock.Close()
 		return ErrInUse
 	}

@@ -29,7 +29,7 @@ func Resume(path string) (*Dir, Record, error) {
 	} else if err != nil {
 		return nil, Record{}, fmt.Errorf("%s: lock: %w", path, cause(err))
 	}
-	if err := unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := lockFile(d.lock); err != nil {
 		_ = d.lock.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, Record{}, fmt.Errorf("%s %w, or by this one, which is still under way", path, ErrInUse)

@@ -243,7 +243,7 @@ func (d *Dir) take(again bool) error {
 		return fmt.Errorf("%w: %w; %s", ErrCreate, cause(err), remedy)
 	}
 	d.lock = lock
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+	if err := lockFile(lock); errors.Is(err, unix.EWOULDBLOCK) {
 		return fmt.Errorf("%w; give another directory", ErrInUse)
 	} else if err != nil {
 		return fmt.Errorf("%w: lock: %w; give a directory on a file system with locks", ErrCreate, err)
