@@ -306,6 +306,57 @@ func TestFillBeforeThePlan(t *testing.T) {
 	}
 }
 
+// A plan that leaves what a worker holds and serves as it is does not wait for the end of an evaluation that was stopped, of which nothing counts:
+// the evaluation begins again after that. A plan that alters something waits.
+func TestEvaluationThatIsStopped(t *testing.T) {
+	for _, alters := range []bool{false, true} {
+		w := lone(t)
+		w.plan.Workers, w.passed, w.state = []plan.Worker{{ID: 0}}, id.Point{Step: 2}, Working
+		did := func() (kinds string) {
+			for _, d := range w.Ready() {
+				kinds += fmt.Sprintf("%T ", d)
+			}
+			return strings.ReplaceAll(kinds, "core.", "")
+		}
+		w.Step(Ask{Point: id.Point{Step: 2, Gate: id.Evaluated}, Micros: 4})
+		if got := did(); got != "Operate " {
+			t.Fatal(got)
+		}
+		b := id.Ballot{Term: 1}
+		w.Step(control.Query{Ballot: b})
+		if got := did(); got != "control.Answer StopOperate " {
+			t.Fatal(got)
+		}
+		next := *w.plan
+		next.Version.N++
+		if alters {
+			next.Shards = next.Shards[:1]
+		}
+		w.Step(control.Order{Ballot: b, Plan: next, Passed: w.passed})
+		end := Answered{Said: []byte{1}} // it had come to its end before that was known
+		edited := did()
+		if waits := !strings.Contains(edited, "Edit "); waits != alters {
+			t.Fatalf("alters %v, waits %v: %s", alters, waits, edited)
+		}
+		if alters {
+			if w.Step(end); !strings.Contains(did(), "Edit ") {
+				t.Error("it waits on when the evaluation has ended")
+			}
+			continue
+		}
+		w.Step(OpDone{Op: w.lastOp})
+		if got := did(); !strings.Contains(got, "Apply ") || !strings.Contains(got, "control.Applied ") || strings.Contains(got, "Operate ") {
+			t.Errorf("the plan is applied: %s", got)
+		}
+		if w.Step(end); w.req.said != nil {
+			t.Error("what it says under the plan before counts")
+		}
+		if got := did(); got != "Operate " {
+			t.Errorf("when it has ended: %s", got)
+		}
+	}
+}
+
 // State that comes nearer to the step with each commit is waited for. Over a link that is slower than training it does not: then this worker says that
 // it has come, and a plan goes live that gives it the state.
 func TestStateThatComesNoNearer(t *testing.T) {

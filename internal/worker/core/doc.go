@@ -36,11 +36,11 @@
 //	             no pass; passes that run end                   a boundary plan, its first one         Joining
 //	CatchingUp   passes the point that others have passed,      it has passed                          Draining
 //	             with their result
-//	Draining     waits for its evaluation or operations to      nothing is left                        Editing
-//	             end, for its update where the plan alters      the plan goes on without it            Left
-//	             what it holds or serves, and for parameters
-//	             or gradients that come under the old plan
-//	             only
+//	Draining     waits for its operations to end, for its       nothing is left                        Editing
+//	             update, its evaluation or the job at the end   the plan goes on without it            Left
+//	             where the plan alters what it holds or
+//	             serves, and for parameters or gradients that
+//	             come under the old plan only
 //	Editing      edits its groups                               all links are there                    Working, Preparing
 //	                                                            a link breaks again                    Sealed, Joining
 //	Preparing    makes the state at the beginning of the run,   it is made                             Working

@@ -186,7 +186,8 @@ func (w *Worker) obey() bool {
 		w.fail(fmt.Errorf("plan %v goes on from %v, and this worker is at %v", o.Plan.Version, o.Passed, w.passed))
 		return false
 	}
-	if w.stopJob(); w.has(onFill, onJob) || w.has(onFirst) && w.moves(&o.Plan) || w.has(onUpdate) && w.alters(o) {
+	w.stopJob()
+	if w.has(onFill) || w.has(onJob) && !w.leavesJob() || w.has(onFirst) && w.moves(&o.Plan) || w.has(onUpdate, onJob) && w.alters(o) {
 		return false
 	}
 	if _, ok := o.Plan.Worker(w.me); !ok {
@@ -395,6 +396,12 @@ func (w *Worker) moves(p *plan.Plan) bool {
 		}
 	}
 	return false
+}
+
+// leavesJob reports whether the job that runs is one of an operation other than a step that was stopped: it reads what is here until it ends, and nothing
+// of it counts.
+func (w *Worker) leavesJob() bool {
+	return w.stopping && w.req != nil && w.req.Point.Gate != id.Committed
 }
 
 // alters reports whether under the plan of an order this worker serves other layers than now, or holds other ranges. So does every boundary plan: others

@@ -117,7 +117,7 @@ const (
 	onFirst       // first values of a layer, beside passes
 	onRepeat      // both passes of a pair once more, beside nothing
 	onUpdate      // of a step, beside nothing; a plan that leaves what is here as it is does not wait for it
-	onJob         // anything else, beside nothing; a plan is applied after it
+	onJob         // anything else, beside nothing; a plan is applied after it, but for operations other than a step as for onUpdate
 )
 
 // idle reports whether nothing is computed.

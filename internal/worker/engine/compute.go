@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"runtime"
 	"runtime/debug"
@@ -504,7 +505,7 @@ func (e *Engine) say(d core.Say) {
 func (e *Engine) operate(d core.Operate) {
 	ctx, stop := context.WithCancel(e.ctx)
 	e.jobStop = stop
-	r, v, spans := e.req, view{e.plan, e.core.Epoch(), d.Repair}, e.spans()
+	r, v, spans := e.req, view{e.plan, maps.Clone(e.shards), e.core.Epoch(), d.Repair}, e.spans()
 	e.start(0, taskEnded{}, func(end *taskEnded) error {
 		defer stop()
 		words, err := r.job(ctx, v)

@@ -383,9 +383,11 @@ type request struct {
 	conclude func(said [][]byte) error
 }
 
-// view is what the job of an operation knows of the plan, which does not change while it runs.
+// view is what the job of an operation knows of the plan and of what is here. A plan that is applied while it runs leaves the ranges
+// that are held and the layers that are served as they are.
 type view struct {
 	plan   *plan.Plan
+	shards map[id.Range]*shard
 	epoch  int
 	repair int
 }

@@ -69,7 +69,7 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 	return measured.Loss, measured.Metrics, nil
 }
 
-// evaluator runs this worker's part of an evaluation, in the computing goroutine. The plan does not change while it runs.
+// evaluator runs this worker's part of an evaluation, in the computing goroutine, under the plan of its beginning.
 type evaluator struct {
 	e *Engine
 	view

@@ -73,7 +73,7 @@ func (e *Engine) collect(ctx context.Context, v view, step int, collector func(c
 			name := key.Collected(v.after(step), v.plan.Version, v.repair, core.RangeOf(sh), moment)
 			switch {
 			case sh.Owner == me:
-				mine := e.shards[core.RangeOf(sh)]
+				mine := v.shards[core.RangeOf(sh)]
 				data := mine.params
 				if moment >= 0 {
 					data = mine.state.Moments[moment]
