@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"slices"
 	"sync"
 	"time"
@@ -40,7 +41,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 		runtime.GOMAXPROCS(start.Threads + 2)
 		compute = append(compute, platform.ComputeThread)
 		if os.Getenv("GOGC") == "" {
-			debug.SetGCPercent(gcPercent(j.Params.Layers))
+			collectLater(gcFloor(j.Params.Layers), gcPercent(j.Params.Layers))
 		}
 	}
 	order, err := w.first(ctx, j, start)
@@ -78,16 +79,39 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	})
 }
 
+// collectLater puts the first collection of garbage off until memory has grown to a floor, in bytes; after it, memory may grow by so many percent.
+// A collection stops the whole process twice until its computing threads have come to a point at which they can stop, and where others have
+// the processors that takes up to 40 ms. In the first steps memory only grows.
+func collectLater(floor, percent int) {
+	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	metrics.Read(live)
+	const goLeast = 4 << 20 // Go collects first at this times GOGC / 100, and from then on at what lives times 1 + GOGC / 100
+	late := 100 * floor / max(int(live[0].Value.Uint64()), goLeast)
+	if late <= percent {
+		debug.SetGCPercent(percent)
+		return
+	}
+	debug.SetGCPercent(late)
+	runtime.AddCleanup(new([]byte), func(percent int) { debug.SetGCPercent(percent) }, percent) // the first collection finds it
+}
+
+// gcFloor returns how large memory is when garbage is collected first, in bytes: what a worker of a small model has in use, and once the parameters.
+func gcFloor(layers []engine.Layer) int { return 128<<20 + paramBytes(layers) }
+
 // gcPercent returns by how many percent memory may grow before garbage is collected: as Go has it for small models, and less the larger the
 // model is. Nearly all memory is numbers, which a collection does not look at, so that it costs as much for a large one; and a worker whose
 // shards move holds more than in a step.
 func gcPercent(layers []engine.Layer) int {
 	const small, least = 64 << 20, 20 // bytes of parameters, percent
-	size := 1
+	return min(max(100*small/(paramBytes(layers)+1), least), 100)
+}
+
+// paramBytes returns the size of a model's parameters.
+func paramBytes(layers []engine.Layer) (n int) {
 	for i := range layers {
-		size += 4 * layers[i].Size()
+		n += 4 * layers[i].Size()
 	}
-	return min(max(100*small/size, least), 100)
+	return n
 }
 
 // first returns the order that the worker begins with. A worker that joins has none yet.
