@@ -14,7 +14,7 @@ const coreType = "OPENBLAS_CORETYPE"
 const cacheSize = "OPENBLAS_L2_SIZE"
 
 // TuneBLAS has OpenBLAS use the kernels for the widest vectors of this processor, in every process that this one starts, also where the
-// environment has others: some images choose kernels for AVX2, so that all machines have the same bits. OpenBLAS knows processors by their model: on one
+// environment has others, which would go unseen into a ratio. OpenBLAS knows processors by their model: on one
 // that is newer than itself it takes kernels of 2004, which multiply at a quarter of the speed.
 func TuneBLAS() error {
 	name := core(cpu.X86.HasAVX2 && cpu.X86.HasFMA, cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VL)

@@ -81,7 +81,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 
 // collectLater puts the first collection of garbage off until memory has grown to a floor, in bytes; after it, memory may grow by so many percent.
 // A collection stops the whole process twice until its computing threads have come to a point at which they can stop, and where others have
-// the processors that takes up to 40 ms. In the first steps memory only grows.
+// the processors that takes up to 16 ms (docs/performance.md). In the first steps memory only grows.
 func collectLater(floor, percent int) {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	metrics.Read(live)
